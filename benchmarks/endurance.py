@@ -26,7 +26,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from toeplens.engine import Limits
+from toeplens.engine import ExecutionOptions
 from toeplens.ground import write_json
 from toeplens.studies import grid
 from toeplens.training import environment
@@ -62,7 +62,9 @@ def spec(seeds: int) -> grid.GridSpec:
 
 def session(out: str, seeds: int) -> None:
     """Carry the study out, or go on with it; checkpoints are written often, so that most kills find one under way."""
-    grid.study(spec(seeds), out, limits=Limits(device="cpu", compile="off", checkpoint_seconds=0.05), workers=2)
+    grid.study(
+        spec(seeds), out, limits=ExecutionOptions(device="cpu", compile="off", checkpoint_seconds=0.05), workers=2
+    )
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import LlamaConfig, LlamaModel
 
-from toeplens.engine import Cluster, Event, Job, Limits, run_jobs
-from toeplens.engine.cluster import in_cluster
+from toeplens.engine import ClusterOptions, Event, ExecutionOptions, Job, run_jobs, spread
 from toeplens.engine.remote import Remote
 from toeplens.ground import InputError, write_json
 from toeplens.ground.machine import within
@@ -85,7 +84,9 @@ def on_cores(count: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def cells_by_workers(scale: str, cells: int, workers: int, cluster: Cluster | None = None) -> tuple[float, list[float]]:
+def cells_by_workers(
+    scale: str, cells: int, workers: int, cluster: ClusterOptions | None = None
+) -> tuple[float, list[float]]:
     """Seconds of so many cells in all, and from the end of one to the end of the next, by workers with a core each.
 
     A cell is a model trained, and every head knocked out. The first includes the start of the workers' processes; a
@@ -102,7 +103,7 @@ def cells_by_workers(scale: str, cells: int, workers: int, cluster: Cluster | No
         begun = time.perf_counter()
         jobs = [Job(spec, str(seed), examples=128) for seed, spec in enumerate(specs)]
         with on_cores(workers):
-            run_jobs(jobs, Path(folder), Limits(device="cpu"), workers=cluster or workers, on_event=heard)
+            run_jobs(jobs, Path(folder), ExecutionOptions(device="cpu"), workers=cluster or workers, on_event=heard)
         whole = time.perf_counter() - begun
     return whole, [end - before for before, end in zip([begun, *ends], ends, strict=False)]
 
@@ -196,7 +197,7 @@ def by_length(seconds: float, lengths: Sequence[int]) -> list[tuple[int, float]]
     return found
 
 
-def nothing(piece: int, limits: Limits, tell: Callable[[Any], None]) -> int:
+def nothing(piece: int, limits: ExecutionOptions, tell: Callable[[Any], None]) -> int:
     """A cell that does nothing."""
     return piece
 
@@ -207,10 +208,10 @@ def driver_seconds(cells: int = 300) -> float | None:
         import ray
     except ImportError:
         return None
-    done: list[int] = []
+    done, on_ray = list[int](), ClusterOptions(engine="ray")
     for count in (20, cells):  # the first start the workers
         begun = time.perf_counter()
-        in_cluster(nothing, range(count), Limits(), Cluster(), on_done=lambda index, _: done.append(index))
+        spread(nothing, range(count), ExecutionOptions(), on_ray, on_done=lambda index, _: done.append(index))
     ray.shutdown()
     return (time.perf_counter() - begun) / cells
 
@@ -249,7 +250,7 @@ def measured(scale: str, cells: int, seconds: float, lengths: Sequence[int], tok
     driver = driver_seconds()
     by_workers = {str(workers): cells_by_workers(scale, cells, workers) for workers in (1, 2)}
     if driver is not None:
-        by_workers[THROUGH_RAY] = cells_by_workers(scale, cells, 2, Cluster())
+        by_workers[THROUGH_RAY] = cells_by_workers(scale, cells, 2, ClusterOptions(engine="ray"))
     times = by_workers["1"][1][1:]  # the first is also the start of its process
     return {
         "environment": environment(),

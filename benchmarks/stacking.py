@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from toeplens.training import plan_execution, run_spec, starting_spec
-from toeplens.training.session import Session
+from toeplens.training.loop import Session
 from toeplens.training.stack import Stack
 
 _SHAPES = {"laptop": {}, "desk": {}, "paper": {"batch_size": 512}}

@@ -92,12 +92,12 @@ def threads() -> Iterator[None]:
 @pytest.fixture
 def toeplens(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Toeplens:
     """The command in this process."""
-    from toeplens import cli
+    from toeplens.__main__ import main
 
     def call(*arguments: str | Path) -> Answer:
         monkeypatch.setattr(sys, "argv", ["toeplens", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            main()
         out, err = capsys.readouterr()
         assert isinstance(ended.value.code, int)
         return Answer(ended.value.code, out, err)

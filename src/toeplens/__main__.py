@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -14,11 +15,22 @@ def main() -> None:
     os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**31 - 1))  # workers keep what a training step frees
     os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(2**25))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # characters that the terminal cannot show are escaped
+            stream.reconfigure(errors="backslashreplace")
     try:
-        from toeplens.cli import main as run
+        from toeplens.cli import app, report
+        from toeplens.ground.signals import EXIT_CODE
     except KeyboardInterrupt:
         sys.exit(130)
-    run()
+    try:
+        code = app(standalone_mode=False)
+        print(end="", flush=True)
+        if code == EXIT_CODE:  # Typer's way to report Ctrl-C
+            raise KeyboardInterrupt
+    except (Exception, KeyboardInterrupt) as error:
+        code = report(error)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 if __name__ == "__main__":

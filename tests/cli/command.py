@@ -43,7 +43,9 @@ Toeplens = Callable[..., Answer]
 
 def in_a_process(*arguments: str | Path, prefix: str | None = None, timeout: float = 120) -> Answer:
     """The command as people run it; ``prefix`` is Python that runs before."""
-    command = TOEPLENS if prefix is None else [sys.executable, "-c", f"{prefix}\nfrom toeplens.cli import main\nmain()"]
+    command = (
+        TOEPLENS if prefix is None else [sys.executable, "-c", f"{prefix}\nfrom toeplens.__main__ import main\nmain()"]
+    )
     done = subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, timeout=timeout)
     return Answer(done.returncode, done.stdout, done.stderr)
 

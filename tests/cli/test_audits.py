@@ -277,7 +277,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def one_by_one(work: Any, pieces: Any, limits: Any, workers: Any, *, on_done: Any, on_told: Any) -> None:
         for index, piece in enumerate(pieces):
-            on_done(index, many.audited(piece, lambda *what, index=index: on_told(index, what)))
+            on_done(index, many.audited(piece, lambda *what, index=index: on_told(index, *what)))
 
     monkeypatch.setattr(many, "spread", one_by_one)
 

@@ -15,7 +15,6 @@ from tests.builders import files, tiny
 from tests.cli.command import TINY, Toeplens, changes, in_a_process
 
 from toeplens import cli, encodings, tasks
-from toeplens.cli.options import seconds as read_seconds
 from toeplens.engine import Asked, examples_of, read_ablation
 from toeplens.lens import ablate_heads
 from toeplens.sources import DecoderSource
@@ -250,10 +249,3 @@ def test_a_run_is_taken_apart(toeplens: Toeplens, run: Run, tmp_path: Path):
     assert "the parts sum to the logits within" in told.out
     assert (tmp_path / "page.html").exists()
     assert toeplens("decompose", run.directory, "--split", "input", "--json").json()["layers"][0]["layer"] == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("90s", 90), ("9m", 540), ("2h", 7200), ("5", 5), ("0.5m", 30), (" 7 s ", 7), (None, None)]
-)
-def test_times_are_read_as_people_write_them(text: str | None, seconds: float | None):
-    assert read_seconds(text) == seconds

@@ -13,7 +13,7 @@ import torch
 from tests.builders import files
 from tests.cli.command import TINY, TOEPLENS, Answer, Toeplens, in_a_process
 
-from toeplens import cli
+from toeplens.__main__ import main
 
 
 @pytest.mark.parametrize("command", [["train", *TINY], ["reproduce", "--scale", "smoke"]], ids=["train", "reproduce"])
@@ -85,6 +85,6 @@ def test_what_a_stream_cannot_write_is_escaped(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", write_through=True))
     monkeypatch.setattr(sys, "argv", ["toeplens", "--version"])
     with pytest.raises(SystemExit):
-        cli.main()
+        main()
     print("\udcff–")
     assert written.getvalue().endswith(b"\\udcff\\u2013\n")

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.command import TOEPLENS, Toeplens
+from tests.cli.command import TINY, TOEPLENS, Toeplens
 
 import toeplens as tl
 from toeplens.cli.studies import OURS, PARTS
@@ -45,6 +45,25 @@ def test_help_and_the_version_do_without_torch():
     assert "--encoding" in light("train", "--help")
     assert "--effects" in light("audit", "--help")
     assert light("--version") == f"toeplens {tl.__version__}\n"
+
+
+MODULES = """
+import sys
+from toeplens.__main__ import main
+sys.argv = ["toeplens", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as left:
+    ours = [name for name in sys.modules if name.partition(".")[0] == "toeplens"]
+    sys.exit(left.code or len(ours))
+"""
+
+
+@pytest.mark.heavy
+def test_training_imports_what_it_needs(tmp_path: Path):
+    """Its exit code is the number of our modules: no lens, no study, no page."""
+    command = [sys.executable, "-c", MODULES, "train", *TINY, "--out", str(tmp_path)]
+    assert 60 < subprocess.run(command, capture_output=True).returncode <= 120
 
 
 def test_a_shell_completes_commands_and_options_without_torch():
@@ -95,7 +114,7 @@ LIBRARY = """
 import gc, os, signal, sys
 before = dict(os.environ), [signal.getsignal(each) for each in signal.valid_signals()], list(sys.warnoptions)
 import toeplens
-from toeplens.engine import Limits, run_jobs
+from toeplens.engine import ExecutionOptions, run_jobs
 from toeplens.training import plan_execution
 plan_execution("cpu", "off", "auto")
 assert before == (dict(os.environ), [signal.getsignal(each) for each in signal.valid_signals()], sys.warnoptions)

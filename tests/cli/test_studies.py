@@ -7,16 +7,18 @@ import os
 import shutil
 import signal
 import subprocess
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.builders import files, wait_until
 from tests.cli.command import TINY, TOEPLENS, Toeplens, changes, in_a_process
 
-from toeplens.engine import Job, Limits, carry_out
+from toeplens.engine import pool
 from toeplens.ground import read_json
 from toeplens.ground.signals import INTERRUPTED
 from toeplens.papers.deposit import SCALES, claims_of
@@ -48,11 +50,7 @@ def micro(monkeypatch: pytest.MonkeyPatch) -> None:
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Studies are carried out in this process."""
 
-    def run_here(jobs: list[Job], out: Path, limits: Limits, **_: Any) -> None:
-        for job in jobs:
-            carry_out(job, out, limits)
-
-    monkeypatch.setattr(study, "run_jobs", run_here)
+    monkeypatch.setattr(pool, "plan_workers", lambda *_: (1, torch.get_num_threads()))
 
 
 @pytest.mark.usefixtures("micro", "here")
@@ -120,6 +118,23 @@ def test_a_study_of_ones_own(toeplens: Toeplens, tmp_path: Path, monkeypatch: py
     assert "another study" in toeplens("study", "canonical", "--out", _reproduction(tmp_path)).refusal()
 
 
+def test_from_the_command_to_a_step_of_the_optimiser_it_is_not_far(
+    toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """At most eight frames of ours in six files."""
+    found: list[str] = []
+
+    def step(*_: Any, **__: Any) -> None:
+        ours = str(Path(study.__file__).parents[2])
+        found.extend(frame.filename for frame in traceback.extract_stack() if frame.filename.startswith(ours))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    assert toeplens("reproduce", "--scale", "smoke", "--workers", "1", "--out", tmp_path / "out").code == 130
+    assert 4 < len(found) <= 8
+    assert len(set(found)) <= 6
+
+
 def test_text_of_a_study_is_named_where_it_cannot_be_read(toeplens: Toeplens, tmp_path: Path):
     study = ["study", "language-smoke", "--out", tmp_path / "study"]
     assert "none.txt does not exist" in toeplens(*study, "--text", tmp_path / "none.txt").refusal()
@@ -132,7 +147,7 @@ def test_text_of_a_study_is_named_where_it_cannot_be_read(toeplens: Toeplens, tm
 
 def test_the_mathematics_is_a_study_too(toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Stopped before it began, so that it is quick; tests/papers/mathematics/test_study.py carries it out."""
-    monkeypatch.setattr("toeplens.cli.progress.limits_for", lambda budget, limits: replace(limits, deadline=0.0))
+    monkeypatch.setattr("toeplens.ground.execution.seconds", lambda text: -1e9)
     command = ["theory", "--scale", "smoke", "--seeds", "1", "--time-budget", "1m", "--out", tmp_path / "theory"]
     state = toeplens(*command, "--json").json()
     assert (state["finished"], state["total"]) == (0, 12)

@@ -11,8 +11,7 @@ from tests.builders import tiny
 from torch.nn import functional as F
 
 from toeplens.engine.circuit import KEYS, PLACES, Circuit, circuit
-from toeplens.engine.examples import batches_of, examples_of, trace_of
-from toeplens.engine.measures import as_record, measure_run
+from toeplens.engine.measures import as_record, batches_of, examples_of, measure_run, trace_of
 from toeplens.lens import ablate_bands, ablate_heads
 from toeplens.sources import DecoderSource
 from toeplens.training import Run, train

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from tests.builders import tiny, wait_until
 from tests.engine.test_many import outcome
 
-from toeplens.engine import Cluster, Event, Job, Limits, carry_out, cluster, run_jobs
+from toeplens.engine import ClusterOptions, Event, ExecutionOptions, Job, must_serve, pool, run_job, run_jobs, spread
 from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.training.run import CHECKPOINT
 
@@ -28,6 +29,26 @@ pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore"),  # Ray's own
 ]
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Any]:
+    """Three machines of one core, on this one."""
+    from ray.cluster_utils import Cluster as Machines
+
+    ray.shutdown()  # of another test
+    machines = Machines(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    for _ in range(2):
+        machines.add_node(num_cpus=1)
+    machines.wait_for_nodes()
+    yield machines
+    ray.shutdown()
+    machines.shutdown()
+
+
+@pytest.fixture
+def three(machines: Any) -> ClusterOptions:
+    return ClusterOptions(engine="ray", address=machines.address)
 
 
 @pytest.fixture
@@ -46,7 +67,7 @@ def jobs(count: int, epochs: int) -> list[Job]:
 def must_be_those_of_one_process(out: Path, alone: Path, wanted: list[Job]) -> None:
     """Bit by bit: weights, figures, ablation; and no step was done twice by those that were not disturbed."""
     for job in wanted:
-        carry_out(job, alone, Limits())
+        run_job(job, alone, ExecutionOptions())
         assert outcome(out / job.spec.name) == outcome(alone / job.spec.name)
         assert outcome(out / job.spec.name)[-1] is not None
 
@@ -79,7 +100,9 @@ class Meanwhile(threading.Thread):
 
 
 @pytest.mark.parametrize("published", [False, True], ids=["a directory", "a URL"])
-def test_a_worker_that_is_killed_is_replaced_and_its_run_goes_on(three: Cluster, tmp_path: Path, published: bool):
+def test_a_worker_that_is_killed_is_replaced_and_its_run_goes_on(
+    three: ClusterOptions, tmp_path: Path, published: bool
+):
     url = f"file://{tmp_path / 'url'}"
     out, wanted, told = tmp_path / "out", jobs(3, 60), []
     kept = tmp_path / f"url/runs/{wanted[0].spec.name}.zip" if published else out / wanted[0].spec.name / CHECKPOINT
@@ -91,7 +114,7 @@ def test_a_worker_that_is_killed_is_replaced_and_its_run_goes_on(three: Cluster,
         return bool(process)
 
     killing = Meanwhile(kill)
-    limits = Limits(checkpoint_seconds=0.1, publish=url if published else None, follow=("tensorboard",))
+    limits = ExecutionOptions(checkpoint_seconds=0.1, publish=url if published else None, follow=("tensorboard",))
     found = run_jobs(wanted, out, limits, workers=three, on_event=told.append)
     assert killing.end()
     assert found == ["complete"] * 3
@@ -107,7 +130,9 @@ def test_a_worker_that_is_killed_is_replaced_and_its_run_goes_on(three: Cluster,
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == before
 
 
-def test_a_machine_that_is_removed_is_replaced_and_its_run_goes_on(machines: Any, three: Cluster, tmp_path: Path):
+def test_a_machine_that_is_removed_is_replaced_and_its_run_goes_on(
+    machines: Any, three: ClusterOptions, tmp_path: Path
+):
     out, wanted = tmp_path / "out", jobs(4, 60)  # so that each machine has one
     extra = machines.add_node(num_cpus=1)
     machines.wait_for_nodes()
@@ -122,7 +147,7 @@ def test_a_machine_that_is_removed_is_replaced_and_its_run_goes_on(machines: Any
         return False
 
     removing = Meanwhile(remove)
-    found = run_jobs(wanted, out, Limits(checkpoint_seconds=0.1), workers=three)
+    found = run_jobs(wanted, out, ExecutionOptions(checkpoint_seconds=0.1), workers=three)
     assert removing.end()
     assert found == ["complete"] * 4
     must_be_those_of_one_process(out, tmp_path / "alone", wanted)
@@ -139,15 +164,16 @@ DRIVER = """
 import sys
 from pathlib import Path
 from tests.engine.test_cluster import jobs
-from toeplens.engine import Cluster, Limits, run_jobs
+from toeplens.engine import ClusterOptions, ExecutionOptions, run_jobs
 
 if __name__ == "__main__":
     address, out = sys.argv[1:]
-    run_jobs(jobs(4, 40), Path(out), Limits(checkpoint_seconds=0.1), workers=Cluster(address))
+    cluster = ClusterOptions(engine="ray", address=address)
+    run_jobs(jobs(4, 40), Path(out), ExecutionOptions(checkpoint_seconds=0.1), workers=cluster)
 """
 
 
-def test_a_driver_that_is_killed_is_started_again_and_goes_on(machines: Any, three: Cluster, tmp_path: Path):
+def test_a_driver_that_is_killed_is_started_again_and_goes_on(machines: Any, three: ClusterOptions, tmp_path: Path):
     out, wanted, script = tmp_path / "out", jobs(4, 40), tmp_path / "driver.py"
     script.write_text(DRIVER, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(Path(__file__).parents[2]), *sys.path))}
@@ -159,13 +185,13 @@ def test_a_driver_that_is_killed_is_started_again_and_goes_on(machines: Any, thr
     done = [job for job in wanted if (out / job.spec.name / "ablation.json").exists()]
     before = {job.label: (out / job.spec.name / "result.json").read_bytes() for job in done}
     assert 0 < len(done) < 4
-    assert run_jobs(wanted, out, Limits(), workers=three) == ["complete"] * 4
+    assert run_jobs(wanted, out, ExecutionOptions(), workers=three) == ["complete"] * 4
     must_be_those_of_one_process(out, tmp_path / "alone", wanted)
     for job in done:
         assert (out / job.spec.name / "result.json").read_bytes() == before[job.label]
 
 
-def test_a_stop_is_heard_and_the_same_call_goes_on(three: Cluster, tmp_path: Path):
+def test_a_stop_is_heard_and_the_same_call_goes_on(three: ClusterOptions, tmp_path: Path):
     wanted = jobs(4, 120)
     begun = threading.Event()
 
@@ -173,55 +199,55 @@ def test_a_stop_is_heard_and_the_same_call_goes_on(three: Cluster, tmp_path: Pat
         if event.step:
             begun.set()
 
-    limits = Limits(should_stop=begun.is_set)
+    limits = ExecutionOptions(should_stop=begun.is_set)
     found = run_jobs(wanted, tmp_path / "out", limits, workers=three, on_event=told)
     assert "stopped" in found
     assert any((tmp_path / "out" / job.spec.name / "checkpoint.pt").exists() for job in wanted)
-    assert run_jobs(wanted, tmp_path / "out", Limits(), workers=three) == ["complete"] * 4
+    assert run_jobs(wanted, tmp_path / "out", ExecutionOptions(), workers=three) == ["complete"] * 4
     must_be_those_of_one_process(tmp_path / "out", tmp_path / "alone", wanted)
 
 
-def test_a_deadline_stops_work_that_is_far_from_done(three: Cluster, tmp_path: Path):
-    found = run_jobs(jobs(2, 5000), tmp_path, Limits(deadline=time.time() + 6), workers=three)
+def test_a_deadline_stops_work_that_is_far_from_done(three: ClusterOptions, tmp_path: Path):
+    found = run_jobs(jobs(2, 5000), tmp_path, ExecutionOptions(deadline=time.time() + 6), workers=three)
     assert found == ["stopped"] * 2
 
 
-def test_an_error_in_a_job_is_raised_as_it_is(three: Cluster, tmp_path: Path):
+def test_an_error_in_a_job_is_raised_as_it_is(three: ClusterOptions, tmp_path: Path):
     job = jobs(1, 2)[0]
     (tmp_path / job.spec.name).mkdir()
     (tmp_path / job.spec.name / "somebody's.txt").touch()
     with pytest.raises(InputError, match="contains files that do not belong to a run"):
-        run_jobs([job], tmp_path, Limits(), workers=three)
+        run_jobs([job], tmp_path, ExecutionOptions(), workers=three)
 
 
-def test_a_piece_that_loses_its_worker_again_and_again_ends_it(three: Cluster, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cluster, "_RETRIES", 1)
+def test_a_piece_that_loses_its_worker_again_and_again_ends_it(three: ClusterOptions, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pool, "_RETRIES", 1)
     with pytest.raises(Exception, match="A worker of the cluster ended unexpectedly"):
-        cluster.in_cluster(dies, [()], Limits(), three, on_done=lambda *_: None)
+        spread(dies, [()], ExecutionOptions(), three, on_done=lambda *_: None)
 
 
 def dies(*_: Any) -> None:
     os._exit(1)
 
 
-def test_what_waits_for_room_is_not_begun_once_it_is_to_stop(three: Cluster, tmp_path: Path):
-    limits = Limits(should_stop=(tmp_path / "begun").exists)
+def test_what_waits_for_room_is_not_begun_once_it_is_to_stop(three: ClusterOptions, tmp_path: Path):
+    limits = ExecutionOptions(should_stop=(tmp_path / "begun").exists)
     done: list[int] = []
-    cluster.in_cluster(stays, [(True, tmp_path)] * 9, limits, three, on_done=lambda index, result: done.append(index))
+    spread(stays, [(True, tmp_path)] * 9, limits, three, on_done=lambda index, result: done.append(index))
     assert len(done) <= 3
 
 
-def test_what_cannot_be_kept_stops_the_other_pieces(three: Cluster, tmp_path: Path):
+def test_what_cannot_be_kept_stops_the_other_pieces(three: ClusterOptions, tmp_path: Path):
     def full(index: int, result: Any) -> None:
         if result == "whole":
             raise EnvironmentFailure("the disk is full")
 
     with pytest.raises(EnvironmentFailure, match="the disk is full"):
-        cluster.in_cluster(stays, [(False, tmp_path), (True, tmp_path)], Limits(), three, on_done=full)
+        spread(stays, [(False, tmp_path), (True, tmp_path)], ExecutionOptions(), three, on_done=full)
     assert (tmp_path / "left").read_text() == "cpu"  # what a piece without a GPU is told
 
 
-def stays(piece: tuple[bool, Path], limits: Limits, tell: Any) -> str | None:
+def stays(piece: tuple[bool, Path], limits: ExecutionOptions, tell: Any) -> str | None:
     """One piece stays until it is told to stop, and says so; the other is done when that has begun."""
     stays, directory = piece
     if stays:
@@ -235,26 +261,30 @@ def stays(piece: tuple[bool, Path], limits: Limits, tell: Any) -> str | None:
 
 
 def test_a_directory_that_the_workers_do_not_share_is_named(
-    three: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    three: ClusterOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("toeplens.engine.many.is_done", lambda *_: False)
+    monkeypatch.setattr("toeplens.engine.jobs.is_done", lambda *_: False)
     with pytest.raises(EnvironmentFailure, match=r"^out: a worker finished the run .* Use a shared directory"):
-        run_jobs(jobs(1, 1), tmp_path, Limits(), workers=three)
+        run_jobs(jobs(1, 1), tmp_path, ExecutionOptions(), workers=three)
 
 
 @pytest.mark.parametrize(
     ("given", "device", "says"),
     [
-        ({"gpus": 0.25}, "auto", r"no machine of the cluster has the resources that a cell needs \(1 CPU, 0.25 GPU\)"),
-        ({"cpus": 2.0}, "auto", r"no machine of the cluster has the resources that a cell needs \(2 CPU\)"),
-        ({"memory": 10**15}, "auto", "no machine of the cluster has the resources that a cell needs"),
+        (
+            {"gpus_per_cell": 0.25},
+            "auto",
+            r"no machine of the cluster has the resources that a cell needs \(1 CPU, 0.25 GPU\)",
+        ),
+        ({"cpus_per_cell": 2.0}, "auto", r"no machine of the cluster has the resources that a cell needs \(2 CPU\)"),
+        ({"memory_per_cell": "1000T"}, "auto", "no machine of the cluster has the resources that a cell needs"),
     ],
 )
 def test_more_than_the_cluster_has_is_refused(machines: Any, given: dict[str, Any], device: str, says: str):
     with pytest.raises(InputError, match=says):
-        Cluster(machines.address, **given).must_serve(device)
+        must_serve(ClusterOptions(engine="ray", address=machines.address, **given), device)
 
 
-def test_as_many_at_a_time_as_there_is_room_for(machines: Any, three: Cluster):
-    assert three.at_a_time() == 3
-    assert Cluster(machines.address, at_once=2).at_a_time() == 2
+def test_as_many_at_a_time_as_there_is_room_for(machines: Any, three: ClusterOptions):
+    assert pool.at_a_time(three) == 3
+    assert pool.at_a_time(replace(three, workers=2)) == 2

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -71,14 +69,6 @@ def test_ignored_labels_count_nowhere(tmp_path: Path) -> None:
         labels = task.dataset("test", 60, run.spec.data_seed).labels
         assert row.examples == (labels != 0).sum() < 60
         assert row.chance == row.length_chance == pytest.approx(1 / 8)
-
-
-def test_the_interval_is_wilsons(run: Run) -> None:
-    for row in extrapolate(run, [8, 16], examples=40).rows:
-        share, n, z = row.accuracy or 0.0, row.examples, NormalDist().inv_cdf(0.975)
-        middle, half = share + z**2 / (2 * n), z * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
-        edges = [(middle + side * half) / (1 + z**2 / n) for side in (-1, 1)]
-        assert [row.low, row.high] == pytest.approx(edges, abs=1e-9)
 
 
 def test_what_the_length_tells_is_said_of_the_longer_texts(tmp_path: Path) -> None:

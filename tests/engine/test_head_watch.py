@@ -13,8 +13,8 @@ from tests.builders import COUNTING, refusal
 from torch import Tensor
 from torch.nn import functional as F
 
-from toeplens.engine import Asked, HeadWatch, Job, Limits, Watched, carry_out, examples_of, read_ablation
-from toeplens.engine import examples as looked_at
+from toeplens.engine import Asked, ExecutionOptions, HeadWatch, Job, Watched, examples_of, read_ablation, run_job
+from toeplens.engine import measures as looked_at
 from toeplens.lens import AttentionTrace, behaviour
 from toeplens.lens.kit.interventions import Metric
 from toeplens.model import Decoder
@@ -185,9 +185,6 @@ def test_a_model_of_nans_is_looked_at_too():
     assert np.isnan(row["exponent"]).all()
 
 
-# ---- looking is free ------------------------------------------------------------------------------------------------
-
-
 # ---- how it is asked for --------------------------------------------------------------------------------------------
 
 
@@ -233,12 +230,12 @@ def test_each_moment_comes_once_and_in_order() -> None:
 def test_heads_are_silenced_at_such_a_moment_as_in_the_finished_model(tmp_path: Path) -> None:
     rule = {"gain": 10.0, "patience": 1, "skill": 0.0}
     spec = tiny(epochs=9, schedule="constant", plateau=rule | {"beyond": 2.0})
-    run = carry_out(Job(spec, "", examples=12, watch=True), tmp_path, Limits())
+    run = run_job(Job(spec, "", examples=12, watch=True), tmp_path, ExecutionOptions())
     rows = {name: row for row in run.watched for name in row.get("events", ())}
     assert [(name, row["step"]) for name, row in rows.items()] == [("plateau", 6), ("twice", 12)]
     Watched.from_list(run.watched)
     assert "ablation" not in rows["twice"], "the finished model's own ablation follows"
-    again = carry_out(Job(tiny(epochs=9, schedule="constant", plateau=rule), "", 12), tmp_path, Limits())
+    again = run_job(Job(tiny(epochs=9, schedule="constant", plateau=rule), "", 12), tmp_path, ExecutionOptions())
     metrics: dict[str, Metric] = {"ablation": "accuracy", "by_loss": "loss"}
     for name, metric in metrics.items():
         then, alone = rows["plateau"][name], read_ablation(again.directory, Asked(12), metric)

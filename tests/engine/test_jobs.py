@@ -15,9 +15,9 @@ import torch
 from tests import builders
 from tests.builders import COUNTING, After, held, refusal
 
-from toeplens.engine import Asked, Job, Limits, ablate_run, carry_out, jobs, measure_run, pool, read_ablation
-from toeplens.engine import examples as looked_at
-from toeplens.ground import InputError, read_json, write_json
+from toeplens.engine import Asked, ExecutionOptions, Job, ablate_run, jobs, measure_run, read_ablation, run_job
+from toeplens.engine import measures as looked_at
+from toeplens.ground import InputError, execution, read_json, write_json
 from toeplens.lens import HeadAblation, ablate_heads
 from toeplens.sources import DecoderSource
 from toeplens.tasks import Examples
@@ -80,7 +80,7 @@ def held_out(run: Run) -> Examples:
 
 
 def test_a_job_trains_then_silences_each_head(tmp_path: Path, trained: Run):
-    run = carry_out(job(), tmp_path, Limits())
+    run = run_job(job(), tmp_path, ExecutionOptions())
     assert run.status == "complete"
     assert run.directory == tmp_path / tiny().name
     assert (run.directory / "model.safetensors").read_bytes() == (trained.directory / "model.safetensors").read_bytes()
@@ -97,7 +97,7 @@ def test_a_job_trains_then_silences_each_head(tmp_path: Path, trained: Run):
 def test_what_was_measured_of_weights_that_are_gone_is_measured_anew(tmp_path: Path):
     """Made again on another machine they may be others."""
     wanted = Job(tiny(), "a job", 20, measures=("toeplitz",))
-    run = carry_out(wanted, tmp_path, Limits())
+    run = run_job(wanted, tmp_path, ExecutionOptions())
     before = {name: read_json(run.directory / f"{name}.json") for name in ("ablation", "ablation-loss", "toeplitz")}
     for name, content in before.items():
         write_json(run.directory / f"{name}.json", content | {"chance": 0.123} if "chance" in content else content)
@@ -107,9 +107,9 @@ def test_what_was_measured_of_weights_that_are_gone_is_measured_anew(tmp_path: P
     more = replace(wanted, measures=("toeplitz", "position"))
     assert jobs.without_weights([more], tmp_path) == [more]
     with pytest.raises(InputError, match=r"model.safetensors is missing; delete .*result.json and train with the same"):
-        carry_out(more, tmp_path, Limits())
+        run_job(more, tmp_path, ExecutionOptions())
     (run.directory / "result.json").unlink()
-    carry_out(more, tmp_path, Limits())
+    run_job(more, tmp_path, ExecutionOptions())
     assert {name: read_json(run.directory / f"{name}.json") for name in before} == before
     assert read_json(run.directory / "spec.json") == run.spec.content
 
@@ -136,7 +136,7 @@ PADDED = {"form": "released", "length": 8, "vocab_size": 12, "max_between": 3, "
 def test_a_label_that_training_ignores_counts_nowhere_and_texts_keep_their_lengths(
     tmp_path: Path, fields: dict[str, Any]
 ):
-    run = carry_out(job(**fields), tmp_path, Limits())
+    run = run_job(job(**fields), tmp_path, ExecutionOptions())
     test, found = held_out(run), recorded(run)
     assert found.to_dict() == by_hand(run, test)
     assert (test.lengths.min() < 8) == (fields is not COUNTING)
@@ -147,17 +147,17 @@ def test_a_label_that_training_ignores_counts_nowhere_and_texts_keep_their_lengt
 
 
 def test_a_run_that_diverged_is_not_ablated(tmp_path: Path):
-    run = carry_out(job(lr=1e30), tmp_path, Limits())
+    run = run_job(job(lr=1e30), tmp_path, ExecutionOptions())
     assert run.status == "diverged"
     assert read_ablation(run.directory, Asked(TEST)) is None
-    assert carry_out(job(lr=1e30), tmp_path, Limits()) == run
+    assert run_job(job(lr=1e30), tmp_path, ExecutionOptions()) == run
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    run = carry_out(job(), tmp_path, Limits())
+    run = run_job(job(), tmp_path, ExecutionOptions())
     before = {path: path.stat().st_mtime_ns for path in run.directory.iterdir() if path.name != ".lock"}
     monkeypatch.setattr(jobs, "ablate_run", None)
-    assert carry_out(job(), tmp_path, Limits()) == run
+    assert run_job(job(), tmp_path, ExecutionOptions()) == run
     assert {path: path.stat().st_mtime_ns for path in run.directory.iterdir() if path.name != ".lock"} == before
 
 
@@ -166,7 +166,7 @@ def test_progress_is_passed_on_and_without_examples_nothing_is_ablated(tmp_path:
     clock = SimpleNamespace(monotonic=lambda: float(next(ticks)), time=lambda: 0.0)
     monkeypatch.setattr("toeplens.training.loop.time", clock)
     told: list[tuple[int, int]] = []
-    run = carry_out(job(0), tmp_path, Limits(), lambda step, total, row: told.append((step, total)))
+    run = run_job(job(0), tmp_path, ExecutionOptions(), lambda step, total, row: told.append((step, total)))
     assert told[-1] == (9, 9)
     assert run.status == "complete"
     assert read_ablation(run.directory, Asked(TEST)) is None  # it was given no examples
@@ -179,10 +179,10 @@ def test_progress_is_passed_on_and_without_examples_nothing_is_ablated(tmp_path:
 def test_stopped_in_training_it_ends_as_if_it_had_not(tmp_path: Path, run: Run, units: int):
     ablate_run(run, examples=TEST)
     out = tmp_path / "again"
-    stopped = carry_out(job(), out, Limits(should_stop=After(units)))
+    stopped = run_job(job(), out, ExecutionOptions(should_stop=After(units)))
     assert stopped.status == "stopped"
     assert read_ablation(stopped.directory, Asked(TEST)) is None
-    done = carry_out(job(), out, Limits())
+    done = run_job(job(), out, ExecutionOptions())
     for name in ("model.safetensors", "ablation.json"):
         assert (done.directory / name).read_bytes() == (run.directory / name).read_bytes()
 
@@ -193,13 +193,13 @@ def test_stopped_between_any_two_batches_of_the_ablation_it_ends_as_if_it_had_no
 ):
     ablate_run(run, examples=TEST)
     shutil.copytree(trained.directory, tmp_path / "again" / trained.spec.name)
-    stopped = carry_out(job(), tmp_path / "again", Limits(should_stop=After(units)))
+    stopped = run_job(job(), tmp_path / "again", ExecutionOptions(should_stop=After(units)))
     assert stopped.status == "stopped"
     assert not (stopped.directory / "ablation.json").exists()
     assert sum(len(list(directory.iterdir())) for directory in parts(stopped)) == units
     assert Run.open(stopped.directory).status == "complete"  # the training is
     asked = After()
-    done = carry_out(job(), tmp_path / "again", Limits(should_stop=asked))
+    done = run_job(job(), tmp_path / "again", ExecutionOptions(should_stop=asked))
     assert done.status == "complete"
     assert asked.asked == 2 * BATCHES - units  # only what was missing
     assert (done.directory / "ablation.json").read_bytes() == (run.directory / "ablation.json").read_bytes()
@@ -215,7 +215,7 @@ def test_an_ablation_keeps_its_deadline(
     run: Run, monkeypatch: pytest.MonkeyPatch, took: list[int], deadline: float, left_at: int
 ):
     now, seconds = [0.0], iter(took)
-    for module in (jobs, pool):
+    for module in (jobs, execution):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0]))
     states = DecoderSource.states
 
@@ -225,9 +225,9 @@ def test_an_ablation_keeps_its_deadline(
 
     monkeypatch.setattr(DecoderSource, "states", slow)
     with pytest.raises(jobs.Stopped):
-        ablate_run(run, examples=TEST, limits=Limits(deadline=deadline))
+        ablate_run(run, examples=TEST, limits=ExecutionOptions(deadline=deadline))
     assert now[0] == left_at
-    ablate_run(run, examples=TEST, limits=Limits(deadline=1000.0))
+    ablate_run(run, examples=TEST, limits=ExecutionOptions(deadline=1000.0))
     assert now[0] == sum(took[: 2 * BATCHES])  # no batch twice
 
 
@@ -239,16 +239,16 @@ def test_no_measure_is_begun_once_it_is_time_to_stop(run: Run, monkeypatch: pyte
         return measure_run(run, name, **options)
 
     monkeypatch.setattr(jobs, "measure_run", measured)
-    stopped = carry_out(wanted, run.directory.parent, Limits(should_stop=lambda: bool(begun)))
+    stopped = run_job(wanted, run.directory.parent, ExecutionOptions(should_stop=lambda: bool(begun)))
     assert (stopped.status, begun) == ("stopped", ["toeplitz"])
-    assert carry_out(wanted, run.directory.parent, Limits()).status == "complete"
+    assert run_job(wanted, run.directory.parent, ExecutionOptions()).status == "complete"
     assert {f"{name}.json" for name in wanted.measures} <= {path.name for path in run.directory.iterdir()}
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x93NUMPY garbage"])
 def test_a_damaged_part_is_worked_out_again(run: Run, damage: bytes):
     with pytest.raises(jobs.Stopped):
-        ablate_run(run, examples=TEST, limits=Limits(should_stop=After(3)))
+        ablate_run(run, examples=TEST, limits=ExecutionOptions(should_stop=After(3)))
     part = sorted(parts(run)[0].iterdir())[0]
     part.write_bytes(damage)
     ablate_run(run, examples=TEST)
@@ -258,14 +258,14 @@ def test_a_damaged_part_is_worked_out_again(run: Run, damage: bytes):
 def test_parts_of_another_choice_of_examples_are_not_taken(run: Run):
     for asked in ({"examples": 20}, {"examples": TEST, "split": "train+test"}):
         with pytest.raises(jobs.Stopped):
-            ablate_run(run, **asked, limits=Limits(should_stop=After(2)))
+            ablate_run(run, **asked, limits=ExecutionOptions(should_stop=After(2)))
     assert ablate_run(run, examples=TEST).to_dict() == by_hand(run, held_out(run))
 
 
 def test_a_record_of_other_examples_is_neither_taken_nor_replaced(tmp_path: Path, run: Run):
     few = ablate_run(run, examples=7)
     assert read_ablation(run.directory, Asked(TEST)) is None
-    done = carry_out(job(), run.directory.parent, Limits())
+    done = run_job(job(), run.directory.parent, ExecutionOptions())
     every = recorded(done)
     assert (few.examples, every.examples) == (7, TEST)
     both = ablate_run(run, examples=TEST, split="train+test")
@@ -293,28 +293,6 @@ def test_an_ablation_needs_examples(run: Run):
     assert refusal(lambda: ablate_run(run, examples=0)) == "examples must be at least 1, got 0."
 
 
-def test_limits_are_over_when_someone_says_so_or_time_is_up(monkeypatch: pytest.MonkeyPatch):
-    wall, steady = [100.0], [0.0]
-    monkeypatch.setattr(pool, "time", SimpleNamespace(time=lambda: wall[0], monotonic=lambda: steady[0]))
-    assert not Limits().over()
-    assert not Limits().over(1e9)
-    assert Limits(should_stop=lambda: True).over()
-    assert Limits(deadline=100.0).over()
-    assert not Limits(deadline=101.0).over()
-    assert Limits(deadline=101.0).over(ahead=1.0)
-
-
-def test_a_clock_that_is_set_anew_moves_no_deadline(monkeypatch: pytest.MonkeyPatch):
-    wall, steady = [100.0], [7.0]
-    monkeypatch.setattr(pool, "time", SimpleNamespace(time=lambda: wall[0], monotonic=lambda: steady[0]))
-    asked = Limits(deadline=110.0)
-    wall[0], steady[0] = 20.0, 16.0  # set back after 9 seconds
-    assert not asked.over()
-    assert asked.deadline_now() == 21.0
-    steady[0] = 17.0
-    assert replace(asked, device="cpu").over()
-
-
 # ---- two at a time --------------------------------------------------------------------------------------------------
 
 
@@ -333,23 +311,23 @@ def test_a_run_that_another_process_works_on_is_neither_silenced_nor_measured(ru
 def test_a_job_waits_for_a_run_that_another_process_works_on(tmp_path: Path, run: Run):
     with held(run.directory) as stream:
         threading.Timer(0.3, stream.close).start()
-        assert carry_out(job(), run.directory.parent, Limits()).status == "complete"
+        assert run_job(job(), run.directory.parent, ExecutionOptions()).status == "complete"
         assert stream.closed
     with held(run.directory):
-        waited = carry_out(job(), run.directory.parent, Limits(should_stop=After(2)))
+        waited = run_job(job(), run.directory.parent, ExecutionOptions(should_stop=After(2)))
     assert waited.status == "stopped"
 
 
 def test_parts_of_an_ablation_that_was_killed_after_its_record_are_removed(run: Run):
     with pytest.raises(jobs.Stopped):
-        ablate_run(run, examples=TEST, limits=Limits(should_stop=After(1)))
+        ablate_run(run, examples=TEST, limits=ExecutionOptions(should_stop=After(1)))
     (left,) = parts(run)
     kept = left.rename(run.directory / "kept")
     ablate_run(run, examples=TEST)
     kept.rename(left)
     (left / ".0.npy.12345678.tmp").write_text("")
     (run.directory / ".ablation.json.12345678.tmp").write_text("")
-    carry_out(job(), run.directory.parent, Limits())
+    run_job(job(), run.directory.parent, ExecutionOptions())
     assert parts(run) == []
     assert not list(run.directory.glob("*.tmp"))
     assert recorded(run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -16,8 +17,19 @@ import torch
 from tests import builders
 from tests.builders import tiny, wait_until
 
-from toeplens.engine import Event, Job, Limits, carry_out, many, plan_workers, run_jobs
-from toeplens.engine.pool import take
+from toeplens.engine import (
+    ClusterOptions,
+    Event,
+    ExecutionOptions,
+    Job,
+    must_serve,
+    plan_workers,
+    pool,
+    run_job,
+    run_jobs,
+    spread,
+)
+from toeplens.engine.pool import join, take
 from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.training import Run, train
 from toeplens.training import run as store
@@ -37,16 +49,16 @@ def outcome(directory: Path) -> tuple[Any, ...]:
 @pytest.fixture(autouse=True)
 def _one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many threads in a worker as in these tests: only then are sums added in the same order."""
-    monkeypatch.setattr(many, "plan_workers", lambda *given: (plan_workers(*given)[0], torch.get_num_threads()))
+    monkeypatch.setattr(pool, "plan_workers", lambda *given: (plan_workers(*given)[0], torch.get_num_threads()))
 
 
 @pytest.mark.heavy
 def test_workers_give_bit_for_bit_what_one_process_gives(tmp_path: Path):
     told: list[Event] = []
-    wanted, limits = jobs(3, 2, 4), Limits(follow=("tensorboard",))
+    wanted, limits = jobs(3, 2, 4), ExecutionOptions(follow=("tensorboard",))
     assert run_jobs(wanted, tmp_path / "many", limits, workers=2, on_event=told.append) == ["complete"] * 3
     for job in wanted:
-        carry_out(job, tmp_path / "one", Limits())
+        run_job(job, tmp_path / "one", ExecutionOptions())
         name = job.spec.name
         assert outcome(tmp_path / "many" / name) == outcome(tmp_path / "one" / name)
         assert outcome(tmp_path / "many" / name)[-1] is not None
@@ -61,7 +73,7 @@ def test_workers_give_bit_for_bit_what_one_process_gives(tmp_path: Path):
 @pytest.mark.heavy
 def test_a_deadline_stops_everything_and_a_second_call_completes_it(tmp_path: Path):
     wanted = jobs(1, 1, 1, train_examples=3200)  # 200 steps after the start of a process: more than a second anywhere
-    statuses = run_jobs(wanted, tmp_path, Limits(deadline=time.time() + 1), workers=2)
+    statuses = run_jobs(wanted, tmp_path, ExecutionOptions(deadline=time.time() + 1), workers=2)
     assert statuses == ["stopped"] * 3
     assert (tmp_path / wanted[0].spec.name).exists()
     for job in wanted:
@@ -72,8 +84,8 @@ def test_a_deadline_stops_everything_and_a_second_call_completes_it(tmp_path: Pa
             assert run.step < job.spec.total_steps
             assert store.load_checkpoint(directory, job.spec) is not None
     assert not (tmp_path / wanted[2].spec.name).exists()
-    assert run_jobs(wanted, tmp_path, Limits(), workers=1) == ["complete"] * 3
-    carry_out(wanted[0], tmp_path / "one", Limits())
+    assert run_jobs(wanted, tmp_path, ExecutionOptions(), workers=1) == ["complete"] * 3
+    run_job(wanted[0], tmp_path / "one", ExecutionOptions())
     assert outcome(tmp_path / wanted[0].spec.name) == outcome(tmp_path / "one" / wanted[0].spec.name)
 
 
@@ -84,17 +96,17 @@ def test_an_error_in_one_job_stops_the_others_and_is_raised(tmp_path: Path):
     foreign.mkdir()
     (foreign / "thesis.txt").write_text("mine")
     with pytest.raises(InputError, match="contains files that do not belong to a run"):
-        run_jobs(wanted, tmp_path, Limits(), workers=2)
+        run_jobs(wanted, tmp_path, ExecutionOptions(), workers=2)
     assert [path.name for path in foreign.iterdir()] == ["thesis.txt"]
     assert Run.open(tmp_path / wanted[0].spec.name).status == "stopped"
     assert not (tmp_path / wanted[2].spec.name).exists()
 
 
 def test_time_that_is_up_before_the_start_begins_nothing(tmp_path: Path):
-    assert run_jobs(jobs(1, 1), tmp_path, Limits(deadline=0.0), workers=2) == ["stopped"] * 2
+    assert run_jobs(jobs(1, 1), tmp_path, ExecutionOptions(deadline=0.0), workers=2) == ["stopped"] * 2
     assert list(tmp_path.iterdir()) == []
-    assert run_jobs(jobs(1), tmp_path, Limits(should_stop=lambda: True)) == ["stopped"]
-    assert run_jobs([], tmp_path, Limits()) == []
+    assert run_jobs(jobs(1), tmp_path, ExecutionOptions(should_stop=lambda: True)) == ["stopped"]
+    assert run_jobs([], tmp_path, ExecutionOptions()) == []
 
 
 def signal_workers(number: signal.Signals) -> None:
@@ -110,7 +122,7 @@ def test_a_worker_that_is_terminated_leaves_its_job_and_breaks_nothing(tmp_path:
     def terminate(event: Event) -> None:
         signal_workers(signal.SIGTERM)
 
-    assert run_jobs(jobs(10**6, 10**6), tmp_path, Limits(), workers=2, on_event=terminate) == ["stopped"] * 2
+    assert run_jobs(jobs(10**6, 10**6), tmp_path, ExecutionOptions(), workers=2, on_event=terminate) == ["stopped"] * 2
     for run in map(Run.open, tmp_path.iterdir()):
         assert store.load_checkpoint(run.directory, run.spec) is not None or run.step == 0
 
@@ -126,15 +138,105 @@ def test_a_worker_that_is_killed_is_one_sentence(tmp_path: Path):
     with pytest.raises(
         EnvironmentFailure, match=r"A worker process ended unexpectedly .* run the same command to resume"
     ):
-        run_jobs(jobs(10**6), tmp_path, Limits(checkpoint_seconds=0.0), workers=1, on_event=kill)
+        run_jobs(jobs(10**6, 10**6), tmp_path, ExecutionOptions(checkpoint_seconds=0.0), workers=2, on_event=kill)
     run = train(tiny(epochs=10**6), tmp_path, deadline=0.0)
     assert run.step > 1
 
 
-def test_loggers_are_known_by_name_each_once():
-    assert Limits(follow=("wandb", "tensorboard", "wandb")).follow == ("wandb", "tensorboard")
-    with pytest.raises(InputError, match=r"^follow must be .*, got 'tensorbord'; did you mean 'tensorboard'\?"):
-        Limits(follow=("tensorbord",))
+# ---- pieces ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_worker_is_this_process() -> None:
+    told: list[Any] = []
+
+    def work(piece: str, limits: ExecutionOptions, tell: Any) -> int:
+        tell(piece, len(told))
+        return os.getpid()
+
+    def done(index: int, result: int) -> bool:
+        told.append(result)
+        return index < 1  # the third is not begun
+
+    spread(work, "abc", ExecutionOptions(), 1, on_done=done, on_told=lambda *what: told.append(what))
+    assert told == [(0, "a", 0), os.getpid(), (1, "b", 2), os.getpid()]
+
+
+def terminated(piece: tuple[bool, Path], limits: ExecutionOptions, tell: Any) -> str | None:
+    """One piece has its own process terminated and leaves its work; the other goes on beside it, and then ends."""
+    stays, begun = piece
+    if stays:
+        begun.touch()
+        time.sleep(2)
+        return "whole"
+    while not begun.exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+    while not limits.over():
+        time.sleep(0.01)
+    return None
+
+
+def endless(piece: str, limits: ExecutionOptions, tell: Any) -> None:
+    """A piece that never looks at its limits."""
+    tell("begun")
+    time.sleep(600)
+
+
+@pytest.mark.heavy
+def test_a_worker_that_is_terminated_ends_its_piece_and_not_itself(tmp_path: Path):
+    """Ended itself it would have broken the pool, and the piece beside it would be lost."""
+    found: dict[int, Any] = {}
+    pieces = [(stays, tmp_path / "begun") for stays in (False, True)]
+    spread(terminated, pieces, ExecutionOptions(), 2, on_done=found.__setitem__)
+    assert found == {0: None, 1: "whole"}
+
+
+@pytest.mark.heavy
+def test_an_interrupt_ends_work_that_looks_at_no_limits():
+    def interrupt(index: int, what: str) -> None:
+        raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        spread(endless, "ab", ExecutionOptions(), 2, on_done=lambda *what: None, on_told=interrupt)
+    assert time.monotonic() - began < 300
+    assert not multiprocessing.active_children()
+
+
+# ---- what a cluster cannot do ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "says"),
+    [
+        ({"gpus_per_cell": 1.0}, "cuda:1", "^device must be auto, cpu or cuda with a cluster, got 'cuda:1'"),
+        ({}, "cuda", "^gpus_per_cell must be over 0 with device cuda, got 0"),
+    ],
+)
+def test_a_device_that_a_worker_cannot_have_is_refused(given: dict[str, Any], device: str, says: str):
+    with pytest.raises(InputError, match=says):
+        must_serve(ClusterOptions(engine="ray", **given), device)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("there", "^address must be HOST:PORT of the cluster's head, or auto, got 'there'"),
+        ("ray://localhost:10001", "^address must be HOST:PORT"),
+        ("localhost:1", "address: nothing answers at 'localhost:1'"),
+    ],
+)
+def test_an_address_that_does_not_answer_is_named(address: str, says: str):
+    pytest.importorskip("ray").shutdown()
+    with pytest.raises(InputError, match=says):
+        must_serve(ClusterOptions(engine="ray", address=address), "cpu")
+
+
+def test_without_ray_it_is_said(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(EnvironmentFailure, match="engine: ray is not installed"):
+        join(ClusterOptions(engine="ray"))
 
 
 # ---- in which order -------------------------------------------------------------------------------------------------
@@ -191,7 +293,7 @@ def test_threads_are_no_more_than_was_asked_for(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize("workers", [0, -1])
 def test_no_workers_are_refused(tmp_path: Path, workers: int):
     with pytest.raises(InputError, match=f"^workers must be from 1 to .*, got {workers}"):
-        run_jobs(jobs(1), tmp_path, Limits(), workers=workers)
+        run_jobs(jobs(1), tmp_path, ExecutionOptions(), workers=workers)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -200,11 +302,11 @@ def test_no_workers_are_refused(tmp_path: Path, workers: int):
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from toeplens.engine import Job, Limits, run_jobs
+from toeplens.engine import Job, ExecutionOptions, run_jobs
 from toeplens.training import run_spec
 given = json.loads(sys.argv[1])
 jobs = [Job(run_spec(**spec), "a job", 20) for spec in given["specs"]]
-run_jobs(jobs, Path(given["out"]), Limits(checkpoint_seconds=0.1), workers=2)
+run_jobs(jobs, Path(given["out"]), ExecutionOptions(checkpoint_seconds=0.1), workers=2)
 """
 
 

@@ -243,7 +243,12 @@ def record(run: Run, name: str) -> Path:
     [
         ("ablation", ("baseline",), 99.0, "baseline must be from 0 to 1 for accuracies, got 99.0"),
         ("ablation", ("drops", 0, 1), 1.5, "drops must be from -1 to 1 for accuracies"),
-        ("ablation", ("cumulative",), [[0.1, 0.1], [0.1, 0.1]], "cumulative must have size 3 along H.1, got 2"),
+        (
+            "ablation",
+            ("cumulative",),
+            [[0.1, 0.1], [0.1, 0.1]],
+            r"cumulative must have the size \[L H\+1\] of the other fields, got \[2, 2\]",
+        ),
         ("sets", ("order", 0), [1, 1], "order must contain each head of the model once"),
         ("extrapolation", ("rows", 0, "accuracy"), None, "rows.0.examples must match the results, got"),
         ("behaviour", ("positional", 0, 0), 99.0, "positional.0.0 must be .*, got 99.0"),

@@ -22,7 +22,8 @@ import torch
 from tests.builders import After, tiny, wait_until
 from tests.engine.test_many import outcome
 
-from toeplens.engine import Job, Limits, carry_out, many, remote, run_jobs, working_copy
+from toeplens.engine import ExecutionOptions, Job, pool, remote, run_job, run_jobs, working_copy
+from toeplens.engine.jobs import _level
 from toeplens.engine.remote import Remote
 from toeplens.ground import EnvironmentFailure, InputError
 
@@ -40,16 +41,16 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_stopped_in_one_directory_goes_on_in_another_bit_for_bit(url: str, tmp_path: Path):
     """Each directory is a machine's, which the others do not see."""
     job = Job(tiny(epochs=3), "one", 20)
-    name, limits = job.spec.name, Limits(checkpoint_seconds=0.0, publish=url)
+    name, limits = job.spec.name, ExecutionOptions(checkpoint_seconds=0.0, publish=url)
     steps = [
-        carry_out(job, tmp_path / place, replace(limits, should_stop=After(units))).step
+        run_job(job, tmp_path / place, replace(limits, should_stop=After(units))).step
         for place, units in (("a", 4), ("b", 5), ("c", 1))
     ]
     assert 0 < steps[0] < steps[1] <= steps[2] < job.spec.total_steps  # each went on from what was fetched
-    assert carry_out(job, tmp_path / "b", limits).status == "complete"
-    assert carry_out(job, tmp_path / "alone", Limits()).status == "complete"
-    many._level(job, tmp_path / "d", limits)
-    many._level(job, tmp_path / "a", limits)  # whose checkpoint is older
+    assert run_job(job, tmp_path / "b", limits).status == "complete"
+    assert run_job(job, tmp_path / "alone", ExecutionOptions()).status == "complete"
+    _level(job, tmp_path / "d", limits)
+    _level(job, tmp_path / "a", limits)  # whose checkpoint is older
     for place in "abd":
         assert outcome(tmp_path / place / name) == outcome(tmp_path / "alone" / name)
         files = {path.name for path in (tmp_path / place / name).iterdir()} - {".lock"}
@@ -67,28 +68,28 @@ def test_a_run_is_published_as_it_grows_and_only_when_it_has(url: str, tmp_path:
         write(self, name, content)
 
     monkeypatch.setattr(Remote, "write", noted)
-    assert carry_out(job, tmp_path, Limits(checkpoint_seconds=0.0, publish=url)).status == "complete"
+    assert run_job(job, tmp_path, ExecutionOptions(checkpoint_seconds=0.0, publish=url)).status == "complete"
     assert len(written) > 3
     assert set(written) == {f"runs/{job.spec.name}.zip"}
     written.clear()
-    assert carry_out(job, tmp_path, Limits(checkpoint_seconds=0.0, publish=url)).status == "complete"
+    assert run_job(job, tmp_path, ExecutionOptions(checkpoint_seconds=0.0, publish=url)).status == "complete"
     assert written == []
-    carry_out(Job(tiny(seed=9), "two"), tmp_path, Limits(publish=url))  # before its checkpoint is due
+    run_job(Job(tiny(seed=9), "two"), tmp_path, ExecutionOptions(publish=url))  # before its checkpoint is due
     assert len(written) == 1
 
 
 def test_what_cannot_be_published_in_the_end_is_an_error_and_published_the_next_time(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    job, limits = Job(tiny(), "one"), Limits(checkpoint_seconds=0.0, publish=url)
-    carry_out(job, tmp_path / "b", replace(limits, should_stop=After(3)))
+    job, limits = Job(tiny(), "one"), ExecutionOptions(checkpoint_seconds=0.0, publish=url)
+    run_job(job, tmp_path / "b", replace(limits, should_stop=After(3)))
     with monkeypatch.context() as patch:
         patch.setattr("fsspec.implementations.memory.MemoryFileSystem.pipe_file", None)
         with pytest.raises(EnvironmentFailure, match=rf"^[Cc]annot write {url}/runs/{job.spec.name}\.zip: "):
-            carry_out(job, tmp_path / "a", limits)
+            run_job(job, tmp_path / "a", limits)
     before = outcome(tmp_path / "a" / job.spec.name)
-    many._level(job, tmp_path / "a", limits)  # what is there is not so far
-    many._level(job, tmp_path / "b", limits)
+    _level(job, tmp_path / "a", limits)  # what is there is not so far
+    _level(job, tmp_path / "b", limits)
     assert before == outcome(tmp_path / "a" / job.spec.name) == outcome(tmp_path / "b" / job.spec.name)
 
 
@@ -256,12 +257,12 @@ def test_a_study_stopped_on_one_machine_goes_on_on_another_from_s3(bucket: str, 
 
 @pytest.mark.heavy
 def test_workers_publish_to_s3_what_one_process_gives(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(many, "plan_workers", lambda *given: (2, torch.get_num_threads()))
+    monkeypatch.setattr(pool, "plan_workers", lambda *given: (2, torch.get_num_threads()))
     wanted = [Job(tiny(seed=seed), str(seed), 20) for seed in range(3)]
-    assert run_jobs(wanted, tmp_path / "here", Limits(publish=bucket), workers=2) == ["complete"] * 3
+    assert run_jobs(wanted, tmp_path / "here", ExecutionOptions(publish=bucket), workers=2) == ["complete"] * 3
     for job in wanted:
-        carry_out(job, tmp_path / "alone", Limits())
-        many._level(job, tmp_path / "there", Limits(publish=bucket))
+        run_job(job, tmp_path / "alone", ExecutionOptions())
+        _level(job, tmp_path / "there", ExecutionOptions(publish=bucket))
         assert outcome(tmp_path / "there" / job.spec.name) == outcome(tmp_path / "alone" / job.spec.name)
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.builders import refusal
 
 from toeplens.ground import EnvironmentFailure, InputError
-from toeplens.ground.places import free, must_be_of, write_page
+from toeplens.ground.places import free, write_page
 
 PAGE = '<!doctype html>\n<meta name="generator" content="toeplens card">\n'
 
@@ -54,11 +54,6 @@ def test_directories_and_devices_are_no_pages(tmp_path: Path):
         (tmp_path / "file" / "page.html", "is a file or lies under one"),
     ):
         assert words in refusal(lambda place=place: free(place, "card"))
-
-
-def test_a_pipe_in_the_place_of_an_audit_is_not_waited_for(tmp_path: Path):
-    os.mkfifo(tmp_path / "audit.json")
-    must_be_of(tmp_path / "audit.json", "mine", "audit")
 
 
 def test_a_place_that_cannot_be_written_is_the_machines_failure(tmp_path: Path):

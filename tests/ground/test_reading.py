@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,11 +57,10 @@ def refusal(path: Path, content: str | bytes, kind: Any = None) -> str:
         ("1" * 5000, "it is not JSON (Exceeds the limit (4300 digits)"),
         ("[1, NaN]", "it is not JSON (a number is not finite: NaN)."),
         ("1e999", "it is not JSON (a number is not finite: 1e999)."),
-        ('{"a": "\\ud800"}', "it is not JSON ('utf-8' codec can't encode"),
         (b"\x80", "it is not JSON ('utf-8' codec can't decode"),
         ('{"a": ', "it is not JSON (Expecting value"),
     ],
-    ids=range(7),
+    ids=range(6),
 )
 def test_what_is_no_json_is_one_sentence(tmp_path: Path, content: Any, why: str):
     assert refusal(tmp_path / "a.json", content).startswith(why)
@@ -86,18 +84,6 @@ def test_a_file_that_is_too_large_is_not_read_to_its_end(tmp_path: Path, monkeyp
         read_json("/dev/zero")
 
 
-def test_a_pipe_in_a_records_place_is_refused_and_not_waited_for(tmp_path: Path):
-    os.mkfifo(tmp_path / "a.json")
-    for read in (read_json, read_rows):
-        with pytest.raises(InputError, match=r"a\.json cannot be read: it is a pipe, not a file\.$"):
-            read(tmp_path / "a.json")
-    begin, end = os.pipe()
-    os.write(end, b"[1]")
-    os.close(end)
-    assert read_json(f"/dev/fd/{begin}", pipes=True) == [1]
-    os.close(begin)
-
-
 @pytest.mark.parametrize("packed", [gzip.compress, lzma.compress])
 def test_what_was_compressed_is_unpacked_up_to_a_size(packed: Callable[[bytes], bytes]):
     assert unzipped(packed(b"a" * 10), 10) == b"a" * 10
@@ -107,8 +93,6 @@ def test_what_was_compressed_is_unpacked_up_to_a_size(packed: Callable[[bytes], 
 
 
 def test_a_name_that_no_file_can_have_is_one_sentence():
-    with pytest.raises(InputError, match=r"^'a\\x00b' cannot be read"):
-        read_json("a\0b")
     with pytest.raises(InputError, match="cannot be read: file name too long"):
         read_json("a" * 5000)
 

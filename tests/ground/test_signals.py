@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -31,23 +30,12 @@ def test_a_signal_sets_a_flag_and_only_a_second_ctrl_c_raises(number: signal.Sig
     assert handlers() == before
 
 
-def test_processes_started_within_it_ignore_ctrl_c():
-    before = handlers()
-    ask = "import signal; print(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)"
-    with ignored_by_children():
-        told = subprocess.run([sys.executable, "-S", "-c", ask], capture_output=True, text=True).stdout
-    assert told == "True\n"
-    assert handlers() == before
-
-
-def test_in_another_thread_handlers_stay_as_they_are():
-    seen: list[object] = []
-
-    def work() -> None:
+def test_processes_started_within_it_ignore_ctrl_c_and_here_it_waits():
+    ask = "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('alive')"
+    with stop_on_signals() as stopped:
         with ignored_by_children():
-            seen.append(handlers())
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [handlers()]
+            told = subprocess.run([sys.executable, "-S", "-c", ask], capture_output=True, text=True).stdout
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stopped(), "it is not lost"
+    assert told == "alive\n"
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

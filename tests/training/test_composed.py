@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.builders import After, outcome, refusal, tiny
+from tests.builders import refusal, tiny
 from tests.cli.command import TINY, Toeplens
 
 from toeplens.ground import InputError
 from toeplens.model import DecoderConfig
 from toeplens.studies.grid.spec import spec_from_yaml
-from toeplens.training import Run, run_spec, train
+from toeplens.training import Run, run_spec
 
 BOTH: Any = ["rope", "alibi"]
 
@@ -41,17 +41,6 @@ def test_facts_reach_the_configuration() -> None:
     assert DecoderConfig(**sizes, encoding=BOTH, protocol="released").causal is False
     added = DecoderConfig(**sizes, encoding="rope", input_encoding="sinusoidal+learned")
     assert added.input_encoding == "sinusoidal + learned"
-
-
-def test_stopped_it_ends_as_if_it_had_not(tmp_path: Path) -> None:
-    spec = tiny("t5+fox+scalable-softmax")
-    whole = train(spec, tmp_path / "whole")
-    stopped = train(spec, tmp_path / "parts", should_stop=After(2))
-    assert stopped.status == "stopped"
-    while stopped.status != "complete":
-        stopped = train(spec, tmp_path / "parts", should_stop=After(2))
-    assert outcome(stopped) == outcome(whole)
-    assert Run.open(whole.directory).spec == spec
 
 
 GRID = """
@@ -96,13 +85,3 @@ def test_on_the_command_line(toeplens: Toeplens, tmp_path: Path) -> None:
     assert "both use rotate" in toeplens("card", "rope+drope", "--out", tmp_path / "card.html").refusal()
     wrong = toeplens("card", "rope+fox", "--set", "base=3", "--out", tmp_path / "card.html").refusal()
     assert "must be one of fox, rope, got 'base'" in wrong
-
-
-@pytest.mark.heavy
-def test_a_card_of_several(toeplens: Toeplens, tmp_path: Path) -> None:
-    page = tmp_path / "card.html"
-    options = ("--set", "rope.base=500", "--length", "128", "--json")
-    (card,) = toeplens("card", "rope+fox", "--out", page, *options).json()["cards"]
-    assert (card["name"], card["options"]["rope.base"]) == ("rope + fox", 500)
-    assert card["measured"] == {"couplings": ["bias", "rotation"], "data_dependent": True, "toeplitz": False}
-    assert "rope + fox" in page.read_text("utf-8")

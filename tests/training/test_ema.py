@@ -7,28 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.builders import MODEL, After, outcome
+from tests.builders import tiny
 
 from toeplens.model import Decoder
-from toeplens.training import initial_model, run_spec, train
-from toeplens.training.session import EMA, Session
+from toeplens.training import RunSpec, initial_model, train
+from toeplens.training.loop import EMA, Session
 
 
-def spec(**fields: Any):
-    return run_spec(
-        **{
-            "model": MODEL,
-            "task_options": {"length": MODEL["max_len"], "vocab_size": MODEL["vocab_size"]},
-            "train_examples": 48,
-            "test_examples": 16,
-            "epochs": 3,
-            "batch_size": 16,
-            "lr": 3e-3,
-            "average": 0.8,
-            "schedule": "constant",
-        }
-        | fields
-    )
+def spec(**fields: Any) -> RunSpec:
+    return tiny(**{"epochs": 3, "train_examples": 48, "lr": 3e-3, "average": 0.8, "schedule": "constant"} | fields)
 
 
 def steps(model: Decoder) -> list[dict[str, torch.Tensor]]:
@@ -75,10 +62,3 @@ def test_the_mean_is_what_is_tested_and_kept_and_training_is_as_without_it(
         assert torch.equal(saved, mean)
     assert [row["train_loss"] for row in run.metrics] == [row["train_loss"] for row in plain.metrics]
     assert [row["test_loss"] for row in run.metrics] != [row["test_loss"] for row in plain.metrics]
-
-
-@pytest.mark.parametrize("units", [4, 9])
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path, units: int) -> None:
-    whole = train(spec(), tmp_path / "whole")
-    train(spec(), tmp_path / "parts", should_stop=After(units))
-    assert outcome(train(spec(), tmp_path / "parts")) == outcome(whole)

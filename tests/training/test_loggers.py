@@ -19,9 +19,8 @@ import torch
 from tests import builders
 from tests.builders import After, outcome
 
-from toeplens.ground import EnvironmentFailure
 from toeplens.training import Run, RunInfo, RunSpec, loggers, loop, train, train_as_one
-from toeplens.training.loggers import loggers_named, must_be_installed, prepare
+from toeplens.training.loggers import loggers_named, prepare
 
 pytestmark = pytest.mark.usefixtures("no_disk", "warnings_anew")
 STEPS = [3, 6, 9]  # of the evaluations
@@ -147,12 +146,6 @@ def test_the_run_is_bit_identical_whatever_a_logger_does(
     assert fake.calls == (other.calls[: other.calls.index(at) + 1] if said else other.calls)
 
 
-def test_the_same_failure_of_many_runs_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    for seed in range(2):
-        train(tiny(seed=seed), tmp_path, loggers=[Fake("log", raises)])
-    assert len(caplog.messages) == 1
-
-
 def test_the_time_of_loggers_is_not_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ahead = [0.0]
     clock = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + ahead[0])
@@ -174,13 +167,6 @@ def resumed(name: str, out: Path) -> Run:
     named = loggers_named([name], LABEL, "laptop")
     assert len(train(tiny(), out, loggers=named, should_stop=After(STOP)).metrics) == 1
     return train(tiny(), out, loggers=named)
-
-
-def test_a_missing_package_is_one_sentence_with_what_to_do(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(loggers, "find_spec", lambda name: None)
-    with pytest.raises(EnvironmentFailure) as caught:
-        must_be_installed(["wandb"])
-    assert str(caught.value) == "follow: wandb is not installed. Run: pip install 'toeplens[wandb]'."
 
 
 def scalars(directory: Path) -> dict[str, list[tuple[int, float]]]:

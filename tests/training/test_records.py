@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -99,30 +98,29 @@ def test_a_run_without_the_fields_of_later_versions_is_read(run: Run):
     assert Run.open(run.directory).metrics == later
 
 
-# ---- missing, cut short, or a pipe -----------------------------------------------------------------------------------
+# ---- missing or cut short --------------------------------------------------------------------------------------------
 
 SAME, REFUSED = "same", "refused"
-# what becomes of a run that is resumed with such a file: (missing, cut short, a pipe)
+# what becomes of a run that is resumed with such a file: (missing, cut short)
 FINISHED = {
-    "environment.json": (SAME, SAME, SAME),
-    "metrics.jsonl": (REFUSED, REFUSED, REFUSED),
-    "model.safetensors": (REFUSED, REFUSED, REFUSED),
-    "result.json": (SAME, REFUSED, REFUSED),
-    "spec.json": (REFUSED, REFUSED, REFUSED),
+    "environment.json": (SAME, SAME),
+    "metrics.jsonl": (REFUSED, REFUSED),
+    "model.safetensors": (REFUSED, REFUSED),
+    "result.json": (SAME, REFUSED),
+    "spec.json": (REFUSED, REFUSED),
 }
 STOPPED = {
-    "checkpoint.pt": (SAME, REFUSED, REFUSED),
-    "environment.json": (SAME, SAME, SAME),
-    "metrics.jsonl": (SAME, SAME, SAME),
-    "progress.json": (SAME, SAME, SAME),
-    "spec.json": (REFUSED, REFUSED, REFUSED),
+    "checkpoint.pt": (SAME, REFUSED),
+    "environment.json": (SAME, SAME),
+    "metrics.jsonl": (SAME, SAME),
+    "progress.json": (SAME, SAME),
+    "spec.json": (REFUSED, REFUSED),
 }
 CASES = [
     (state, name, how, becomes)
     for state, table in (("finished", FINISHED), ("stopped", STOPPED))
     for name, row in table.items()
-    for how, becomes in zip(("missing", "short", "pipe"), row, strict=True)
-    if how != "pipe" or becomes == REFUSED
+    for how, becomes in zip(("missing", "short"), row, strict=True)
 ]
 
 
@@ -140,10 +138,8 @@ def test_a_file_that_a_power_cut_took(
     directory = tmp_path / runs[state].directory.name
     shutil.copytree(runs[state].directory, directory)
     content = (directory / name).read_bytes()
-    if how in ("missing", "pipe"):
+    if how == "missing":
         (directory / name).unlink()
-        if how == "pipe":
-            os.mkfifo(directory / name)
     else:
         (directory / name).write_bytes(content[: len(content) // 2])
     if becomes == SAME:

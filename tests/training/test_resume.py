@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import math
 import os
 import pickle
@@ -25,7 +26,7 @@ from tests import builders
 from tests.builders import After, Crash, fault_at, files, held, noted_writes, outcome, refusal
 from tests.training.forked import started
 
-from toeplens.ground import EnvironmentFailure, InputError, read_json, write_json
+from toeplens.ground import EnvironmentFailure, InputError, execution, read_json, write_json
 from toeplens.training import Run, RunSpec, loop, train
 from toeplens.training import run as store
 
@@ -97,6 +98,7 @@ def test_stopped_everywhere_it_ends_as_if_it_had_not(tmp_path: Path, whole: Any)
         {"model": {"encoding": "random-fixed"}},
         {"warmup": 0.5, "betas": (0.0, 0.0), "weight_decay": 0.1},
         {"precision": "bf16"},
+        {"average": 0.8, "schedule": "constant"},
     ],
     ids=str,
 )
@@ -140,7 +142,8 @@ def test_a_deadline_is_kept_by_not_beginning_what_would_pass_it_whatever_the_clo
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_back: bool
 ):
     steady, wall = [0.0], [1000.0]
-    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: steady[0], time=lambda: wall[0]))
+    for module in (loop, execution):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: steady[0], time=lambda: wall[0]))
     step = loop.Session.take_step
 
     def slow(session: Any) -> None:
@@ -405,25 +408,21 @@ def test_what_is_no_run_cannot_be_opened(tmp_path: Path):
         assert words in refusal(lambda place=place: Run.open(tmp_path / place))
 
 
-@pytest.mark.parametrize("name", [".hidden.tmp", "deeper/notes.txt"])
-def test_a_directory_that_holds_something_else_is_refused_and_untouched(tmp_path: Path, name: str):
-    foreign = tmp_path / tiny().name / name
-    foreign.parent.mkdir(parents=True)
-    foreign.write_text("mine")
-    assert "contains files that do not belong to a run" in refused_and_untouched(tmp_path)
-    assert foreign.read_text() == "mine"
-
-
-def test_the_directory_of_another_run_is_refused_and_untouched(tmp_path: Path):
-    other = train(tiny(seed=1), tmp_path)
-    other.directory.rename(tmp_path / tiny().name)
-    assert "contains another run. Choose another directory" in refused_and_untouched(tmp_path)
-
-
-def test_a_file_in_the_way_is_refused_and_untouched(tmp_path: Path):
-    (tmp_path / tiny().name).write_text("mine")
-    assert "out must be a directory, but" in refused_and_untouched(tmp_path)
-    assert files(tmp_path) == {tiny().name: b"mine"}
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("/.hidden.tmp", "mine", "contains files that do not belong to a run"),
+        ("/deeper/notes.txt", "mine", "contains files that do not belong to a run"),
+        ("/spec.json", json.dumps(tiny(seed=1).content), "contains another run. Choose another directory"),
+        ("", "mine", "out must be a directory, but"),
+    ],
+)
+def test_what_is_not_the_runs_is_refused_and_untouched(tmp_path: Path, name: str, content: str, words: str):
+    foreign = Path(f"{tmp_path / tiny().name}{name}")
+    foreign.parent.mkdir(parents=True, exist_ok=True)
+    foreign.write_text(content)
+    assert words in refused_and_untouched(tmp_path)
+    assert foreign.read_text() == content
 
 
 def test_a_run_that_is_being_worked_on_is_refused(tmp_path: Path, whole: Any):

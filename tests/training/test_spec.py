@@ -170,13 +170,6 @@ def test_the_defaults_are_table_3():
     assert (model.protocol, model.encoding, model.dropout) == ("paper", "rope", 0.1)
 
 
-@pytest.mark.parametrize(("examples", "batch", "steps"), [(48, 16, 3), (49, 16, 4), (5, 16, 1)])
-def test_an_epoch_has_a_step_for_the_last_partial_batch(examples: int, batch: int, steps: int):
-    one = spec(train_examples=examples, batch_size=batch, epochs=7)
-    assert one.steps_per_epoch == steps
-    assert one.total_steps == 7 * steps
-
-
 def test_chance_leaves_the_ignored_label_out():
     assert spec().chance == 1 / 7
     assert spec(ignore_label=1).chance == 1 / 6
@@ -203,7 +196,7 @@ def test_chance_leaves_the_ignored_label_out():
         ({"betas": (1.0, 0.9)}, "betas must be at least 0 and under 1, got (1.0, 0.9)"),
         ({"epochs": 0}, "epochs must be greater than or equal to 1, got 0."),
         ({"lr": float("inf")}, "lr must be a finite number, got inf."),
-        ({"seed": -1}, "seed must be from 0 to 18446744073709551615, got -1."),
+        ({"seed": -1}, "seed must be greater than or equal to 0, got -1."),
         ({"epochs": 10**5000}, "epochs must be less than or equal to 1000000000, got a value of type int"),
         (
             {"model": MODEL | {"encoding_options": {"a": [{"b": float("-inf")}]}}},

@@ -12,8 +12,8 @@ import torch
 from tests import builders
 from tests.builders import After, refusal, timeless
 
-from toeplens.engine import Job, Limits, run_jobs
-from toeplens.engine import many as engine
+from toeplens.engine import ExecutionOptions, Job, run_jobs
+from toeplens.engine import jobs as engine
 from toeplens.model import decoder
 from toeplens.training import Run, RunSpec, loop, train, train_as_one
 from toeplens.training import run as store
@@ -225,7 +225,9 @@ def test_jobs_are_trained_as_one_where_they_can_be_and_each_is_then_done_as_alon
     specs = [tiny(0, **small), tiny(1, **small), tiny(2, "alibi", **small)]
     jobs = [Job(spec, spec.name, examples=16) for spec in specs]
     told: list[int] = []
-    heard = run_jobs(jobs, tmp_path, Limits(stack=8), workers=1, on_event=lambda event: told.append(event.job))
+    heard = run_jobs(
+        jobs, tmp_path, ExecutionOptions(stack=8), workers=1, on_event=lambda event: told.append(event.job)
+    )
     assert heard == ["complete"] * 3
     assert set(told) == set(range(3))
     for spec in specs:
@@ -236,13 +238,7 @@ def test_jobs_are_trained_as_one_where_they_can_be_and_each_is_then_done_as_alon
 
 def test_a_stop_in_the_stack_is_a_stop_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     begun: list[Any] = []
-
-    def stopped(work: Any, pieces: Any, *rest: Any, on_done: Any, **more: Any) -> None:
-        """As a pool does with a piece that says None: nothing more is begun."""
-        begun.append(pieces[0][0])
-        on_done(0, None)
-
-    monkeypatch.setattr(engine, "in_processes", stopped)
+    monkeypatch.setattr(engine, "train_batch", lambda some, *_: bool(begun.append(some)))
     jobs = [Job(spec, spec.name) for spec in three()]
-    assert run_jobs(jobs, tmp_path, Limits(stack=8), workers=1) == ["stopped"] * 3
+    assert run_jobs(jobs, tmp_path, ExecutionOptions(stack=8), workers=1) == ["stopped"] * 3
     assert begun == [jobs]

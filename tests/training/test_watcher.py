@@ -11,16 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tests import builders
 from tests.builders import After, Crash, files, outcome, refusal, timeless
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, execution
 from toeplens.model import Decoder
 from toeplens.training import Run, RunSpec, loop, train, watcher
 from toeplens.training import run as store
-from toeplens.training.watcher import moments
 
 pytestmark = pytest.mark.usefixtures("no_disk")
 LAST_STEP = 6  # 2 epochs of 3 steps, the third one partial
@@ -70,14 +67,6 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 # ---- moments --------------------------------------------------------------------------------------------------------
-
-
-@given(st.integers(1, 10**6))
-def test_the_usual_moments_go_from_the_initialisation_to_the_end_and_are_closer_early(total: int):
-    steps = moments(total)
-    assert steps == sorted({round(total * share / 32) for share in (0, 1, 2, 4, 6, 8, 12, 16, 24, 32)})
-    assert (steps[0], steps[-1]) == (0, total)
-    assert len(steps) <= 10
 
 
 @pytest.mark.parametrize("wrong", [-1, LAST_STEP + 1])
@@ -222,16 +211,6 @@ def test_two_watchers_rows_are_not_mixed(tmp_path: Path, watched: Run):
     assert timeless(train(tiny(), tmp_path, watcher=Digests()).watched) == timeless(watched.watched)
 
 
-def test_a_checkpoint_from_before_runs_could_be_watched_is_gone_on_with(tmp_path: Path, plain: Run, watched: Run):
-    run = train(tiny(), tmp_path, should_stop=After(1))
-    state = store.load_checkpoint(run.directory, tiny())
-    assert state is not None
-    store.save_checkpoint(run.directory, {key: value for key, value in state.items() if key != "watched"})
-    again = train(tiny(), tmp_path, watcher=Digests())
-    assert timeless(again.watched) == timeless(watched.watched)[1:]
-    assert outcome(again) == outcome(plain)
-
-
 # ---- a look that fails ----------------------------------------------------------------------------------------------
 
 
@@ -266,7 +245,7 @@ class Clock:
 
     def __init__(self, patch: pytest.MonkeyPatch, first: float = 1.0) -> None:
         self.now, self.took = 0.0, first
-        for module in (loop, watcher):
+        for module in (loop, watcher, execution):
             patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now))
         original = loop.Session.take_step
 

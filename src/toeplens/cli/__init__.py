@@ -6,7 +6,6 @@ To start fast, a command's module holds only what ``--help`` and completion need
 from __future__ import annotations
 
 import inspect
-import io
 import re
 import sys
 from collections.abc import Callable
@@ -15,12 +14,13 @@ from typing import Annotated
 import typer
 
 from toeplens.cli import audits, cite, export, lists, probes, runs, studies
-from toeplens.ground import EnvironmentFailure, ToeplensError
+from toeplens.cli.options import Command
+from toeplens.ground import ToeplensError
 from toeplens.ground.machine import out_of_memory
 from toeplens.ground.signals import EXIT_CODE, INTERRUPTED
 from toeplens.version import __version__
 
-__all__ = ["app", "main"]
+__all__ = ["app", "report"]
 
 
 app = typer.Typer(
@@ -65,7 +65,7 @@ def _paragraphs(command: Callable[..., None]) -> str:
 
 for _panel, _commands in _COMMANDS.items():
     for _name, _command in _commands.items():
-        app.command(_name, rich_help_panel=_panel, help=_paragraphs(_command))(_command)
+        app.command(_name, cls=Command, rich_help_panel=_panel, help=_paragraphs(_command))(_command)
 
 
 def _print_version(asked: bool) -> None:
@@ -84,37 +84,30 @@ def _main(
     pass
 
 
-def main() -> None:
-    """Run the command line. Errors are one line; exit code 2 for bad input, 3 for failures of the machine."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # characters that the terminal cannot show are escaped
-            stream.reconfigure(errors="backslashreplace")
-    try:
-        code = app(standalone_mode=False)
-        print(end="", flush=True)
-        if code == EXIT_CODE:  # Typer's way to report Ctrl-C
-            raise KeyboardInterrupt
-        sys.exit(code if isinstance(code, int) else 0)
-    except ToeplensError as error:
-        _fail(_with_options(error), error.exit_code)
-    except typer.TyperException as error:
-        if type(error).__name__ == "NoArgsIsHelpError":
-            typer.echo(error.format_message())
-            sys.exit(2)
-        _fail(error.format_message(), 2)
-    except KeyboardInterrupt:
+def report(error: BaseException) -> int:
+    """Print an error as one line, if it is one that a user can fix or the machine's; raise it again if it is not.
+
+    Returns the exit code: 2 for bad input, 3 for failures of the machine, 130 if interrupted.
+    """
+    if isinstance(error, ToeplensError):
+        return _fail(_with_options(error), error.exit_code)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        typer.echo(error.format_message())  # type: ignore[attr-defined]
+        return 2
+    if isinstance(error, typer.TyperException):
+        return _fail(error.format_message(), 2)
+    if isinstance(error, KeyboardInterrupt):
         sys.stderr.write(f"{INTERRUPTED}\n")
-        sys.exit(EXIT_CODE)
-    except BrokenPipeError:
+        return EXIT_CODE
+    if isinstance(error, OSError):
         sys.stdout = None  # otherwise Python flushes it again at exit
-        sys.exit(0)
-    except OSError as error:  # a full disk behind standard output, say
-        sys.stdout = None
-        _fail(f"{error.filename or 'standard output'}: {(error.strerror or str(error)).lower()}.", 3)
-    except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
-            raise
-        _fail(str(EnvironmentFailure("Out of memory. Lower --workers or the sizes.")), 3)
+        if isinstance(error, BrokenPipeError):
+            return 0
+        # a full disk behind standard output, say
+        return _fail(f"{error.filename or 'standard output'}: {(error.strerror or str(error)).lower()}.", 3)
+    if out_of_memory(error):
+        return _fail("Out of memory. Lower --workers or the sizes.", 3)
+    raise error
 
 
 def _with_options(error: ToeplensError) -> str:
@@ -131,6 +124,6 @@ def _with_options(error: ToeplensError) -> str:
     return names + str(error)[len(error.name) :]
 
 
-def _fail(message: str, code: int) -> None:
+def _fail(message: str, code: int) -> int:
     sys.stderr.write(f"error: {' '.join(message.split())}\n")
-    sys.exit(code)
+    return code

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from toeplens.cli.means import Hands, with_options
-from toeplens.cli.options import Json, option, path
+from toeplens.cli.options import Json, option, path, with_options
 from toeplens.ground import InputError, invalid
+from toeplens.ground.execution import ClusterOptions
 from toeplens.ground.places import entered
 from toeplens.studies.kit.options import AuditOptions
 
 
-@with_options
+@with_options()
 def audit(
     model: Annotated[
         list[str],
@@ -35,7 +35,7 @@ def audit(
     ] = None,
     *,
     options: AuditOptions,
-    hands: Hands,
+    cluster: ClusterOptions,
     as_json: Json = False,
 ) -> None:
     """Audit a model: which heads are positional, which symbolic.
@@ -53,9 +53,10 @@ def audit(
         raise InputError("tokens and text must not both be set.")
     if len(tokens or ()) > 1:
         raise invalid("tokens", "be set only once", got=f"{len(tokens or ())} files")
-    workers = hands.chosen()
     if len(model) == 1:
-        hands.must_be_of_many("model")
+        for name, value in (("workers", cluster.workers), ("engine", cluster.engine if cluster.on_ray else None)):
+            if value is not None:
+                raise invalid(name, "not be set for a single model", value)
     for each in model:
         if is_run(each):
             options.check_run(text=text, tokens=tokens)
@@ -69,7 +70,7 @@ def audit(
         if len(data) < len(text):
             raise InputError("text must not name two files with the same file name.")
     if len(model) > 1:
-        audit_output.audit_all(model, out, data, options, workers, as_json=as_json)
+        audit_output.audit_all(model, out, data, options, cluster, as_json=as_json)
     else:
         audit_output.audit_one(model[0], out, data, options, as_json=as_json)
 

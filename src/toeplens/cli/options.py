@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from toeplens.ground import InputError, invalid
+from toeplens.ground.execution import ExecutionOptions
+from toeplens.studies.kit.options import AuditOptions
 
 _DIGITS = 300  # of an integer that a spec's file can be read back with
 _LONGEST_PATH, _LONGEST_NAME = 4095, 255  # bytes, as Linux has them
 
 
-MEASURE, TRAINING, MACHINE, CLUSTER = "What to measure", "Training", "Machine", "Cluster (with --engine ray)"  # panels
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -44,56 +50,82 @@ def option(help: str, *names: str, panel: str | None = None, metavar: str | None
     return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar, parser=parser, show_default=False)
 
 
+def option_of(kind: type[Any], name: str) -> Any:
+    """The option of a field of a dataclass (`toeplens.ground.options.option`)."""
+    about = next(field.metadata for field in fields(kind) if field.name == name)
+    flags = [about["flag"]] if "flag" in about else []
+    return option(about["help"], *flags, panel=about["panel"], metavar=about["metavar"])
+
+
 RunDirectory = Annotated[Path, typer.Argument(help="Directory of a finished run.", parser=path)]
 StudyDirectory = Annotated[Path, typer.Argument(help="Directory of a study.", parser=path)]
 Recorded = Annotated[Path, typer.Argument(help="Directory of a study, an audit or a probe.", parser=path)]
 Json = Annotated[bool, option("Print JSON to standard output.", "--json")]
 Full = Annotated[bool, option("Show all details of each entry.", "--full")]
-Device = Annotated[str, option("auto, cpu, cuda or cuda:N (default: auto).", panel=MACHINE, metavar="NAME")]
-ModelDtype = Annotated[
-    str,
-    option("auto, float32, bfloat16, float16 or float64 (default: auto).", panel=MACHINE, metavar="NAME"),
-]
-ModelDevice = Annotated[
-    str,
-    option("auto, cpu, cuda or cuda:N (default: auto).", panel=MACHINE, metavar="NAME"),
-]
-Pickled = Annotated[
-    bool,
-    option("Allow pickle checkpoints. Unsafe: they can execute code.", "--pickled", panel=MACHINE),
-]
-Compile = Annotated[str, option("torch.compile: auto, on or off (default: auto).", panel=TRAINING, metavar="WHEN")]
-StudyOut = Annotated[
-    Path,
-    option("Output directory. An interrupted study found here is resumed.", metavar="PATH", parser=path),
-]
-StudyPlace = Annotated[
-    Path,
-    option(
-        "Output directory or URL. An interrupted study found here is resumed.",
-        parser=url_or_path,
-        metavar="PATH|URL",
-    ),
-]
-Workers = Annotated[int | None, option("Number of processes (default: one per core).", panel=MACHINE, metavar="N")]
-Follow = Annotated[
-    list[str] | None,
-    option("Log to tensorboard, wandb or mlflow; repeatable.", panel=TRAINING, metavar="NAME"),
-]
-Budget = Annotated[
-    str | None,
-    option("Stop after e.g. 90s, 9m or 2h; resumable.", panel=MACHINE, metavar="TIME"),
-]
+Device = Annotated[str, option_of(ExecutionOptions, "device")]
+ModelDtype = Annotated[str, option_of(AuditOptions, "dtype")]
+Pickled = Annotated[bool, option_of(AuditOptions, "pickled")]
+_RESUMED = "An interrupted study found here is resumed."
+StudyOut = Annotated[Path, option(f"Output directory. {_RESUMED}", metavar="PATH", parser=path)]
+StudyPlace = Annotated[Path, option(f"Output directory or URL. {_RESUMED}", metavar="PATH|URL", parser=url_or_path)]
 
 
-def seconds(text: str | None) -> float | None:
-    """``90s``, ``9m``, ``2h`` or plain seconds."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([smh]?)", text.strip())
-    if match is None or float(match[1]) <= 0:
-        raise invalid("time_budget", "be a positive time such as 90s, 9m or 2h", text)
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+def with_options(*chosen: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command options for its parameters that are dataclasses: their fields that have a help text.
+
+    Arguments
+        chosen  only these fields (default: all)
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        parameters: list[inspect.Parameter] = []
+        groups: dict[str, tuple[Any, list[str]]] = {}
+        for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+            if not (isinstance(kind := parameter.annotation, type) and is_dataclass(kind)):
+                parameters.append(parameter.replace(kind=_KEYWORD))
+                continue
+            hints = get_type_hints(kind)
+            used = [each for each in fields(kind) if "help" in each.metadata and (not chosen or each.name in chosen)]
+            for each in used:
+                hint: Any = Annotated[each.metadata.get("typed", hints[each.name]), option_of(kind, each.name)]
+                default = None if each.default == () else each.default
+                parameters.append(inspect.Parameter(each.name, _KEYWORD, default=default, annotation=hint))
+            groups[name] = kind, [each.name for each in used]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        command.groups = groups  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+class Command(TyperCommand):
+    """A command that calls its function with dataclasses of options (`with_options`).
+
+    If ``out`` is a URL, the function works in a local copy, which is published when it ends.
+    """
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        super().__init__(*args, **given)
+        self.callback: Any = inspect.unwrap(given["callback"])  # without Typer's, which passes each option
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        if ctx.resilient_parsing:  # for completion
+            return rest
+        values: dict[str, Any] = {
+            name: list(x) or None if isinstance(x, tuple) else x for name, x in ctx.params.items()
+        }
+        for name, (kind, options) in getattr(self.callback, "groups", {}).items():
+            given = {option: values.pop(option) for option in options}
+            values[name] = kind(**{option: value for option, value in given.items() if value is not None})
+        if isinstance(url := values.get("out"), str):
+            from toeplens.engine import working_copy
+
+            values["execution"] = replace(values["execution"], publish=url)
+            values["out"] = ctx.with_resource(working_copy(url))
+        ctx.params = values
+        return rest
 
 
 def changed(content: dict[str, Any], changes: list[str]) -> dict[str, Any]:

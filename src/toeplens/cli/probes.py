@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from toeplens.cli.means import with_options
-from toeplens.cli.options import MEASURE, Budget, Json, ModelDevice, ModelDtype, Pickled, StudyOut, option, path
+from toeplens.cli.options import Device, Json, ModelDtype, Pickled, StudyOut, option, path, with_options
 from toeplens.ground import InputError, invalid
+from toeplens.ground.execution import ExecutionOptions
+from toeplens.ground.options import MEASURE
 from toeplens.ground.places import entered, must_be_of
 from toeplens.studies.kit.options import Asked
 
 
-@with_options
+@with_options()
 def probe(
     model: Annotated[str, typer.Argument(help="Hugging Face model or GGUF file.")],
     out: Annotated[Path, option("Output directory.", metavar="PATH", parser=path)],
@@ -35,7 +35,7 @@ def probe(
     asked: Asked,
     heads: Annotated[bool, option("Find retrieval heads.", "--heads/--no-heads", panel=MEASURE)] = True,
     dtype: ModelDtype = "auto",
-    device: ModelDevice = "auto",
+    device: Device = "auto",
     pickled: Pickled = False,
     seed: Annotated[int, option("Random seed (default: 0).", panel=MEASURE, metavar="N")] = 0,
     as_json: Json = False,
@@ -75,6 +75,7 @@ def probe(
     console.say(f"page: {page}")
 
 
+@with_options("time_budget")
 def pretrained(
     model: Annotated[str, typer.Argument(help="Hugging Face model or GGUF file.")],
     text: Annotated[
@@ -87,9 +88,10 @@ def pretrained(
     effect_tokens: Annotated[int, option("Tokens for ablation (default: 256).", panel=MEASURE, metavar="N")] = 256,
     probe_tokens: Annotated[int, option("Tokens per needle text (default: 512).", panel=MEASURE, metavar="N")] = 512,
     dtype: ModelDtype = "auto",
-    device: ModelDevice = "auto",
+    device: Device = "auto",
     seed: Annotated[int, option("Random seed (default: 42).", panel=MEASURE, metavar="N")] = 42,
-    time_budget: Budget = None,
+    *,
+    execution: ExecutionOptions,
     as_json: Json = False,
 ) -> None:
     """Study a pretrained language model and judge claims about it.
@@ -98,7 +100,7 @@ def pretrained(
     """
     from toeplens.cli import tables
     from toeplens.cli.audit_output import AuditProgress
-    from toeplens.cli.progress import carry_out, limits_of
+    from toeplens.cli.progress import interruptible
     from toeplens.papers.positional_symbolic import pretrained as study
     from toeplens.papers.positional_symbolic.pretrained.page import write_pretrained
     from toeplens.studies.auditing.inputs import read_text
@@ -106,14 +108,14 @@ def pretrained(
     texts = {each.stem: read_text(each) for each in text}
     if len(texts) < len(text):
         raise InputError("text must not name two files with the same file name.")
-    limits, progress = limits_of(time_budget, "auto", "auto"), AuditProgress()
+    progress = AuditProgress()
     sizes = {"sequences": sequences, "tokens": tokens, "effect_tokens": effect_tokens, "probe_tokens": probe_tokens}
+    options: dict[str, Any] = {"dtype": dtype, "device": device, "seed": seed, "on_progress": progress, **sizes}
 
     def on_piece(name: str, at: int, count: int) -> None:
         progress.finish(f"[{at}/{count}] {name}")
 
-    def show(state: study.Pretrained) -> None:
+    with interruptible(execution) as limits:
+        with progress:
+            state = study.examine(model, texts, out, **options, on_piece=on_piece, limits=limits)
         tables.print_study(state, write_pretrained(state), as_json=as_json)
-
-    options: dict[str, Any] = {"dtype": dtype, "device": device, "seed": seed, "on_progress": progress, **sizes}
-    carry_out(partial(study.examine, model, texts, out, on_piece=on_piece, **options), progress, limits, show)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.progress import (
     BarColumn,
@@ -19,37 +19,41 @@ from rich.progress import (
 )
 
 from toeplens.cli.console import err, say
-from toeplens.cli.options import seconds
-from toeplens.engine import Event, Job, Limits, stop_on_signals
+from toeplens.ground.execution import ClusterOptions, ExecutionOptions
 from toeplens.ground.machine import size
-from toeplens.studies import limits_for
+from toeplens.ground.signals import stop_on_signals
 from toeplens.training import RunSpec, plan_execution
 
-State = TypeVar("State")
+if TYPE_CHECKING:
+    from toeplens.engine import Event, Job
 
 
-def limits_of(
-    time_budget: str | None,
-    device: str,
-    compile: str,
-    stack: int | None = None,
-    follow: Sequence[str] | None = None,
-) -> Limits:
-    """The limits that these options set; the time budget starts now."""
-    told = tuple(follow or ())
-    limits = Limits(device=device, compile=compile, stack=stack, follow=told)  # type: ignore[arg-type]
-    return limits_for(seconds(time_budget), limits)
+@contextmanager
+def interruptible(execution: ExecutionOptions) -> Iterator[ExecutionOptions]:
+    """Context whose options are over at the first Ctrl-C or SIGTERM; it then ends in `KeyboardInterrupt`."""
+    with stop_on_signals() as stopped:
+        yield replace(execution, should_stop=stopped)
+    if stopped():
+        raise KeyboardInterrupt
 
 
 class _Opening:
     """A progress bar and an opening line, printed when the work starts (not if it is refused)."""
 
-    def __init__(self, about: str, specs: Sequence[RunSpec], limits: Limits, *columns: ProgressColumn) -> None:
+    def __init__(
+        self,
+        about: str,
+        specs: Sequence[RunSpec],
+        execution: ExecutionOptions,
+        cluster: ClusterOptions,
+        *columns: ProgressColumn,
+    ) -> None:
         """``specs`` are the runs to train; the line gives device, total tokens and the largest run's memory."""
-        first = specs[0]
-        where = limits.machines  # they choose their own devices
-        if where is None:
-            where = plan_execution(limits.device, limits.compile, first.precision, first.model.d_model).describe()
+        if cluster.on_ray:  # its machines choose their own devices
+            where = cluster.machines(execution.device)
+        else:
+            precision, width = specs[0].precision, specs[0].model.d_model
+            where = plan_execution(execution.device, execution.compile, precision, width).describe()
         tokens, least = sum(spec.tokens for spec in specs), max(spec.memory_at_least for spec in specs)
         work = f"{tokens:,} training tokens, at least {size(least)} of memory{' each' if len(specs) > 1 else ''}"
         self._about = f"{about} on {where}: {work}"
@@ -72,30 +76,18 @@ class _Opening:
         self.bar.stop()
 
 
-def carry_out(
-    work: Callable[..., State], progress: AbstractContextManager[Any], limits: Limits, show: Callable[[State], None]
-) -> None:
-    """Run ``work(limits=...)`` until it is done or interrupted, and show the result."""
-    with stop_on_signals() as stopped, progress:
-        state = work(limits=replace(limits, should_stop=stopped))
-    show(state)
-    if stopped():
-        raise KeyboardInterrupt
-
-
 class StudyProgress(_Opening):
     """Progress over a study's training steps with a time estimate; plain lines without a terminal."""
 
-    def __init__(self, jobs: Sequence[Job], about: str, limits: Limits) -> None:
+    def __init__(self, jobs: Sequence[Job], about: str, execution: ExecutionOptions, cluster: ClusterOptions) -> None:
         left = TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=False)
         columns = TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn(), *left
-        super().__init__(about, [job.spec for job in jobs], limits, *columns)
+        super().__init__(about, [job.spec for job in jobs], execution, cluster, *columns)
         self.jobs = jobs
         self.steps = [0] * len(jobs)
-        self.totals = [job.spec.total_steps for job in jobs]
         self.started = time.monotonic()
         self.finished = 0
-        self.whole = self.bar.add_task(f"0/{len(jobs)} cells", total=sum(self.totals))
+        self.whole = self.bar.add_task(f"0/{len(jobs)} cells", total=sum(job.spec.total_steps for job in jobs))
         self.running: dict[int, Any] = {}
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -106,30 +98,31 @@ class StudyProgress(_Opening):
     def __call__(self, event: Event) -> None:
         """Update after a step or a finished cell."""
         self.begin()
-        label = self.jobs[event.job].label
+        job = self.jobs[event.job]
         if event.status is None:
             self.steps[event.job] = event.step
             if event.job not in self.running:
-                self.running[event.job] = self.bar.add_task(f"  {label}", total=event.total)
-            text = f"  {label}" + (f"  accuracy {event.accuracy:.3f}" if event.accuracy is not None else "")
-            self.bar.update(self.running[event.job], completed=event.step, description=text)
+                self.running[event.job] = self.bar.add_task(f"  {job.label}", total=event.total)
+            accuracy = f"  accuracy {event.accuracy:.3f}" if event.accuracy is not None else ""
+            self.bar.update(self.running[event.job], completed=event.step, description=f"  {job.label}{accuracy}")
         else:
             self.finished += 1
-            self.steps[event.job] = self.totals[event.job]
+            self.steps[event.job] = job.spec.total_steps
             if event.job in self.running:
                 self.bar.remove_task(self.running.pop(event.job))
             if not self.live:
                 minutes, rest = divmod(int(time.monotonic() - self.started), 60)
-                say(f"[{self.finished}/{len(self.jobs)}] {minutes}:{rest:02d} {label}: {event.status}", aside=True)
+                say(f"[{self.finished}/{len(self.jobs)}] {minutes}:{rest:02d} {job.label}: {event.status}", aside=True)
         self.bar.update(self.whole, completed=sum(self.steps), description=f"{self.finished}/{len(self.jobs)} cells")
 
 
 class RunProgress(_Opening):
     """Progress over one run's steps."""
 
-    def __init__(self, spec: RunSpec, limits: Limits) -> None:
+    def __init__(self, spec: RunSpec, execution: ExecutionOptions) -> None:
         about = f"{spec.task}, {spec.model.encoding}, {spec.model.protocol} protocol"
-        super().__init__(about, [spec], limits, MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        columns = MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+        super().__init__(about, [spec], execution, ClusterOptions(), *columns)
         self.label = spec.name
         self.task = self.bar.add_task(self.label, total=None)
 

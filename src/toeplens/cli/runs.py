@@ -8,22 +8,14 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from toeplens.cli.options import (
-    TRAINING,
-    Budget,
-    Compile,
-    Device,
-    Follow,
-    Json,
-    RunDirectory,
-    changed,
-    option,
-    path,
-)
+from toeplens.cli.options import Device, Json, RunDirectory, changed, option, path, with_options
 from toeplens.ground import InputError, choose, invalid, read_json
+from toeplens.ground.execution import ExecutionOptions
+from toeplens.ground.options import TRAINING
 from toeplens.ground.places import free
 
 
+@with_options("time_budget", "device", "compile", "follow")
 def train_run(
     out: Annotated[Path, option("Parent directory; each run gets its own folder in it.", metavar="PATH", parser=path)],
     spec: Annotated[Path | None, typer.Argument(help="A run's spec as JSON (a run's spec.json).", parser=path)] = None,
@@ -50,68 +42,29 @@ def train_run(
             panel=TRAINING,
         ),
     ] = False,
-    time_budget: Budget = None,
-    device: Device = "auto",
-    compile: Compile = "auto",
-    follow: Follow = None,
+    *,
+    execution: ExecutionOptions,
     as_json: Json = False,
 ) -> None:
     """Train one model, or resume an interrupted run."""
-    from toeplens import encodings
     from toeplens.cli import console
-    from toeplens.cli.progress import RunProgress, carry_out, limits_of
-    from toeplens.engine import HeadWatch, Limits
-    from toeplens.model import scale_left_open
-    from toeplens.training import Run, run_spec, starting_spec, told, train
+    from toeplens.cli.progress import RunProgress, interruptible
+    from toeplens.training import told, train
     from toeplens.training.loggers import loggers_named, must_be_installed
     from toeplens.training.run import WATCHED
 
-    if spec is not None:
-        if not spec.exists() or spec.is_dir():
-            why = f"{spec} is a directory" if spec.is_dir() else f"file {spec} does not exist"
-            raise InputError(f"spec must be a JSON file with a run's spec, but {why}.")
-        content = read_json(spec, pipes=True)
-        if not isinstance(content, dict):
-            raise InputError(f"spec: {spec} is not a run's spec.")
-    else:
-        start: dict[str, Any] = {"scale": "laptop", "protocol": "paper", "task": "trigger-distance", "encoding": "rope"}
-        given = {"scale": scale, "protocol": protocol, "task": task, "encoding": encoding, "seed": seed}
-        start |= {"seed": 42} | {name: value for name, value in given.items() if value is not None}
-        content = starting_spec(*start.values())
-    if set_ and isinstance(content.get("model"), dict):
-        content = {**content, "model": scale_left_open(content["model"])}
-    wanted = run_spec(**changed(content, set_ or []))
-    if spec is not None:
-        if scale is not None:
-            raise invalid("scale", f"not be set with {spec}, which has its own sizes", scale)
-        several = encoding if encoding is None or "+" not in encoding else encodings.canonical(encoding)
-        model = wanted.model
-        for name, value, others in (
-            ("encoding", several, {model.encoding}),
-            ("protocol", protocol, {model.protocol}),
-            ("task", task, {wanted.task}),
-            ("seed", seed, {wanted.seed, wanted.data_seed}),
-        ):
-            for other in others - {value} if value is not None else ():
-                raise invalid(name, f"be {other!r} as in {spec} (change it with --set)", value)
-    limits = limits_of(time_budget, device, compile, follow=follow)
-    must_be_installed(limits.follow)
-    progress = RunProgress(wanted, limits)
+    given = {"scale": scale, "protocol": protocol, "task": task, "encoding": encoding, "seed": seed}
+    wanted = _spec(spec, {name: value for name, value in given.items() if value is not None}, set_ or [])
+    must_be_installed(execution.follow)
+    progress, watcher = RunProgress(wanted, execution), None
+    if watch:
+        from toeplens.engine import HeadWatch
 
-    def work(limits: Limits) -> Run:
-        return train(
-            wanted,
-            out,
-            device=device,
-            compile=limits.compile,
-            deadline=limits.deadline,
-            should_stop=limits.should_stop,
-            on_progress=progress,
-            watcher=HeadWatch(wanted) if watch else None,
-            loggers=loggers_named(limits.follow),
-        )
-
-    def show(run: Run) -> None:
+        watcher = HeadWatch(wanted)
+    with interruptible(execution) as execution:
+        with progress:
+            loggers = loggers_named(execution.follow)
+            run = train(wanted, out, execution, watcher=watcher, loggers=loggers, on_progress=progress)
         if run.status == "complete":
             run.model()  # fails if the weights were deleted or truncated since
         if as_json:
@@ -131,7 +84,35 @@ def train_run(
         elif watch and run.result:
             console.say("no head statistics: this run was already finished")
 
-    carry_out(work, progress, limits, show)
+
+def _spec(file: Path | None, given: dict[str, Any], changes: list[str]) -> Any:
+    """The run's spec: of a file, which the ``given`` options must match, or of a preset; with ``changes``."""
+    from toeplens import encodings
+    from toeplens.model import scale_left_open
+    from toeplens.training import run_spec, starting_spec
+
+    if file is None:
+        start = {"scale": "laptop", "protocol": "paper", "task": "trigger-distance", "encoding": "rope", "seed": 42}
+        content = starting_spec(**start | given)
+    elif not file.exists() or file.is_dir():
+        why = f"{file} is a directory" if file.is_dir() else f"file {file} does not exist"
+        raise InputError(f"spec must be a JSON file with a run's spec, but {why}.")
+    elif not isinstance(content := read_json(file), dict):
+        raise InputError(f"spec: {file} is not a run's spec.")
+    if changes and isinstance(content.get("model"), dict):
+        content = {**content, "model": scale_left_open(content["model"])}
+    wanted = run_spec(**changed(content, changes))
+    if file is not None:
+        if "scale" in given:
+            raise invalid("scale", f"not be set with {file}, which has its own sizes", given["scale"])
+        if "+" in given.get("encoding", ""):
+            given = {**given, "encoding": encodings.canonical(given["encoding"])}
+        had = {"encoding": wanted.model.encoding, "protocol": wanted.model.protocol, "task": wanted.task}
+        for name, value in given.items():
+            for other in {had[name]} if name in had else {wanted.seed, wanted.data_seed}:
+                if value != other:
+                    raise invalid(name, f"be {other!r} as in {file} (change it with --set)", value)
+    return wanted
 
 
 def ablate(
@@ -168,25 +149,16 @@ def ablate(
     """Ablate each head of a run and print the effects."""
     from toeplens import training
     from toeplens.cli import console, tables
-    from toeplens.engine import Limits, ablate_run, measure_run
+    from toeplens.engine import ablate_run, measure_run
     from toeplens.lens import THRESHOLDS, HeadSets, deposit
 
-    choose("split", split, ("test", "train+test"))
-    opened = training.Run.open(run)
+    chosen: Any = {"examples": examples, "split": choose("split", split, ("test", "train+test"))}
+    opened, found = training.Run.open(run), None
     with console.err.status("ablating heads"):
-        ablation = ablate_run(
-            opened,
-            examples=examples,
-            split=split,  # type: ignore[arg-type]
-            limits=Limits(device=device),
-            metric=metric,  # type: ignore[arg-type]
-            intervention=intervention,  # type: ignore[arg-type]
-            method=method,  # type: ignore[arg-type]
-        )
-        found = None
+        how: Any = {"metric": metric, "intervention": intervention, "method": method}
+        ablation = ablate_run(opened, **chosen, **how, limits=ExecutionOptions(device=device))
         if sets:
-            record = measure_run(opened, "sets", examples=examples, split=split, device=device)  # type: ignore[arg-type]
-            found = HeadSets.from_dict(record)
+            found = HeadSets.from_dict(measure_run(opened, "sets", **chosen, device=device))
     if as_json:
         content = ablation.to_dict()
         if ablation.metric == "accuracy":

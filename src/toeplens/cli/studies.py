@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toeplens.cli.means import Hands, Means, with_options
-from toeplens.cli.options import MEASURE, Full, Json, Recorded, StudyDirectory, StudyPlace, option, path, url_or_path
+from toeplens.cli.options import (
+    Full,
+    Json,
+    Recorded,
+    StudyDirectory,
+    StudyPlace,
+    option,
+    path,
+    url_or_path,
+    with_options,
+)
 from toeplens.ground import InputError, choose
+from toeplens.ground.execution import ClusterOptions, ExecutionOptions
+from toeplens.ground.options import MEASURE
 from toeplens.ground.words import listed
 
 if TYPE_CHECKING:
@@ -21,7 +31,7 @@ PARTS = ("core", "others", "partial", "mla", "factors", "factors-back", "ladder"
 OURS = ("canonical", "canonical-smoke", "language", "language-large", "language-smoke")
 
 
-@with_options
+@with_options()
 def reproduce(
     out: StudyPlace,
     scale: Annotated[
@@ -52,8 +62,8 @@ def reproduce(
         ),
     ] = None,
     *,
-    means: Means,
-    hands: Hands,
+    execution: ExecutionOptions,
+    cluster: ClusterOptions,
     as_json: Json = False,
 ) -> None:
     """Reproduce the papers' central experiment and judge it.
@@ -61,7 +71,7 @@ def reproduce(
     Trains small decoders with many encodings, ablates each head, judges the papers' claims and writes a page.
     """
     from toeplens.cli import tables
-    from toeplens.cli.progress import StudyProgress, carry_out
+    from toeplens.cli.progress import StudyProgress, interruptible
     from toeplens.model import Protocol
     from toeplens.papers import deposit as study
     from toeplens.papers.deposit.page import write_page
@@ -79,17 +89,23 @@ def reproduce(
         about += f" ({fewer})"
     if (asked.protocols, asked.seeds, asked.parts) != (protocols, seeds, parts):
         about += f", including what the study in {out} already has ({asked.seeds} seeds, {listed(asked.parts)})"
-    limits = means.limits()
-    progress = StudyProgress(jobs, about, limits)
-    plan = {"scale": scale, "protocols": protocols, "seeds": seeds, "parts": parts}
-
-    def show(state: study.Reproduction) -> None:
+    progress = StudyProgress(jobs, about, execution, cluster)
+    with interruptible(execution) as limits:
+        with progress:
+            state = study.reproduce(
+                out,
+                scale=scale,
+                protocols=protocols,
+                seeds=seeds,
+                parts=parts,
+                limits=limits,
+                workers=cluster,
+                on_event=progress,
+            )
         tables.print_study(state, write_page(state), tables.accuracy_tables(state.table), as_json=as_json)
 
-    carry_out(partial(study.reproduce, out, **plan, workers=hands.chosen(), on_event=progress), progress, limits, show)
 
-
-@with_options
+@with_options()
 def study(
     spec: Annotated[
         Path,
@@ -117,8 +133,8 @@ def study(
         ),
     ] = None,
     *,
-    means: Means,
-    hands: Hands,
+    execution: ExecutionOptions,
+    cluster: ClusterOptions,
     as_json: Json = False,
 ) -> None:
     """Run a study of your own: tasks by encodings.
@@ -127,7 +143,7 @@ def study(
     """
     from toeplens import report
     from toeplens.cli import tables
-    from toeplens.cli.progress import StudyProgress, carry_out
+    from toeplens.cli.progress import StudyProgress, interruptible
     from toeplens.studies import grid
     from toeplens.studies.kit.cells import jobs_of
 
@@ -137,17 +153,15 @@ def study(
     if text:
         wanted = wanted.of_text([str(each) for each in text])
     jobs = jobs_of(grid.cells(wanted))
-    limits = means.limits()
-    progress = StudyProgress(jobs, f"{len(jobs)} models ({wanted.title})", limits)
-
-    def show(state: grid.Grid) -> None:
+    progress = StudyProgress(jobs, f"{len(jobs)} models ({wanted.title})", execution, cluster)
+    place = Path("demo") / spec.stem if out is None else out
+    with interruptible(execution) as limits:
+        with progress:
+            state = grid.study(wanted, place, limits=limits, workers=cluster, on_event=progress)
         tables.print_study(state, report.write_grid(state), tables.matrix_tables(state), as_json=as_json)
 
-    place = Path("demo") / spec.stem if out is None else out
-    carry_out(partial(grid.study, wanted, place, workers=hands.chosen(), on_event=progress), progress, limits, show)
 
-
-@with_options
+@with_options()
 def theory(
     out: StudyPlace,
     scale: Annotated[
@@ -159,8 +173,8 @@ def theory(
         option("Number of seeds. Verdicts need at least 5 (default: 5).", panel=MEASURE, metavar="N"),
     ] = 5,
     *,
-    means: Means,
-    hands: Hands,
+    execution: ExecutionOptions,
+    cluster: ClusterOptions,
     as_json: Json = False,
 ) -> None:
     """Check the papers' mathematics numerically.
@@ -168,7 +182,7 @@ def theory(
     Judges each statement as published and, where needed, as corrected.
     """
     from toeplens.cli import console, tables
-    from toeplens.cli.progress import StudyProgress, carry_out
+    from toeplens.cli.progress import StudyProgress, interruptible
     from toeplens.papers import mathematics
     from toeplens.papers.mathematics.page import write_theory
     from toeplens.training import PRESETS
@@ -176,17 +190,16 @@ def theory(
     choose("scale", scale, PRESETS)
     jobs = mathematics.jobs(scale, seeds)
     about = f"{len(mathematics.EXPERIMENTS) * seeds} experiments, and {len(jobs)} models at scale {scale}"
-    limits = means.limits()
-    progress = StudyProgress(jobs, about, limits)
-    plan: dict[str, Any] = {"scale": scale, "seeds": seeds, "workers": hands.chosen(), "on_event": progress}
+    progress = StudyProgress(jobs, about, execution, cluster)
 
     def done(name: str, seed: int) -> None:
         console.say(f"{name}, seed {seed}: done", aside=True)
 
-    def show(state: mathematics.Theory) -> None:
+    with interruptible(execution) as limits:
+        plan: dict[str, Any] = {"scale": scale, "seeds": seeds, "limits": limits, "workers": cluster}
+        with progress:
+            state = mathematics.check_theory(out, **plan, on_event=progress, on_record=done)
         tables.print_study(state, write_theory(state), as_json=as_json)
-
-    carry_out(partial(mathematics.check_theory, out, **plan, on_record=done), progress, limits, show)
 
 
 def kind_of(directory: Path) -> tuple[type[Any], Callable[[Any], Page]]:

@@ -3,25 +3,35 @@
 The measures themselves are in ``lens``; studies decide which jobs to run.
 """
 
-from toeplens.engine.cluster import Cluster
-from toeplens.engine.examples import DataSplit, examples_of
 from toeplens.engine.extrapolation import FACTORS, Extrapolation, LengthResult, extrapolate
 from toeplens.engine.head_watch import HeadWatch, Watched
-from toeplens.engine.jobs import Job, ablate_run, carry_out, read_ablation, without_weights
-from toeplens.engine.many import Event, Workers, must_have, plan_workers, run_jobs, spread
-from toeplens.engine.measures import FEWEST, MEASURES, Asked, as_record, measure_run, read_measures
-from toeplens.engine.pool import Limits
+from toeplens.engine.jobs import Event, Job, ablate_run, must_have, read_ablation, run_job, run_jobs, without_weights
+from toeplens.engine.measures import (
+    FEWEST,
+    MEASURES,
+    Asked,
+    DataSplit,
+    as_record,
+    examples_of,
+    measure_run,
+    read_measures,
+)
+from toeplens.engine.pool import must_serve, plan_workers, spread
 from toeplens.engine.remote import working_copy
+from toeplens.ground.execution import ClusterOptions, ExecutionOptions, Workers, cluster_of
 from toeplens.ground.signals import stop_on_signals
+
+Limits = ExecutionOptions
 
 __all__ = [
     "FACTORS",
     "FEWEST",
     "MEASURES",
     "Asked",
-    "Cluster",
+    "ClusterOptions",
     "DataSplit",
     "Event",
+    "ExecutionOptions",
     "Extrapolation",
     "HeadWatch",
     "Job",
@@ -31,14 +41,16 @@ __all__ = [
     "Workers",
     "ablate_run",
     "as_record",
-    "carry_out",
+    "cluster_of",
     "examples_of",
     "extrapolate",
     "measure_run",
     "must_have",
+    "must_serve",
     "plan_workers",
     "read_ablation",
     "read_measures",
+    "run_job",
     "run_jobs",
     "spread",
     "stop_on_signals",

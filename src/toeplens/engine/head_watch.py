@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args
 import numpy as np
 from jaxtyping import Float
 
-from toeplens.engine.examples import DataSplit, batches_of, examples_of, trace_of
+from toeplens.engine.measures import DataSplit, batches_of, examples_of, trace_of
 from toeplens.ground import InputError, choose, invalid
 from toeplens.ground.reading import Count, Number, Positive, Share
 from toeplens.ground.records import Each, NearlyShare, Record

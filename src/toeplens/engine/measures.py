@@ -1,4 +1,4 @@
-"""Measures of a finished run in addition to head ablation, and the records of both in the run's directory.
+"""Examples and measures of a finished run, and its records in its directory.
 
 The first record of a measure is ``NAME.json``. Records for other examples are ``NAME-SPLIT-EXAMPLES.json``.
 """
@@ -7,65 +7,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from jaxtyping import Float
 
+from toeplens import lens
 from toeplens.encodings.registry import package_of
+from toeplens.engine import language
 from toeplens.engine.circuit import Circuit, circuit
-from toeplens.engine.examples import DataSplit, batches_of, examples_of, trace_of
 from toeplens.engine.extrapolation import Extrapolation, extrapolate
-from toeplens.engine.language import (
-    Bits,
-    Copying,
-    Extension,
-    HeadPatterns,
-    Needles,
-    bits,
-    copying,
-    extension,
-    head_patterns,
-    needles,
-)
 from toeplens.ground import InputError, ToeplensError, checked, choose, invalid, read_json, write_json
 from toeplens.ground.errors import first_line
 from toeplens.ground.locks import locked
 from toeplens.ground.records import AtLeast1, Record
-from toeplens.lens import (
-    AttentionTrace,
-    BandAblation,
-    Batch,
-    Behaviour,
-    FrequencyRecord,
-    HeadAblation,
-    HeadSets,
-    PermutationScores,
-    PositionalDrift,
-    Representation,
-    SeedStrength,
-    ablate_bands,
-    ablate_heads,
-    behaviour,
-    frequency_use,
-    head_sets,
-    permutation_scores,
-    positional_drift,
-    representation,
-    seed_strength,
-)
 from toeplens.lens.kit.terms import written_out_profile
 from toeplens.lens.kit.toeplitz import ToeplitzShares
 from toeplens.lens.toeplitz.spectrum import BiasSpread, bias_spread, contraction
 from toeplens.model import Decoder
 from toeplens.sources import DecoderGradients, DecoderSource
-from toeplens.tasks import Examples
+from toeplens.tasks import TEST_SHARE, Examples
 from toeplens.tasks.language import LanguageTask
-from toeplens.training import Batches, Run, initial_model, plan_execution
+from toeplens.training import Batches, Run, RunSpec, initial_model, plan_execution
+from toeplens.training.batches import ANSWERS_AT_ONCE
 from toeplens.training.run import CHECKPOINT, RESULT
 
+DataSplit = Literal["test", "train+test"]  # the set that examples are taken from
+_REPLAYED_TOKENS = {"cpu": 2**16, "cuda": 2**20}
 WHY = "why"  # the only field of a record for a measure that does not apply; holds the reason
 _ASKED = "asked"  # the field with the examples of a record
 FEWEST = 5  # minimum number of examples for `representation`
@@ -98,8 +69,8 @@ class _Asking(Record):
 class Seed(Record):
     """At initialisation: strength of the positional gradient over a batch, and positional drift of a step."""
 
-    strength: SeedStrength
-    drift: PositionalDrift
+    strength: lens.SeedStrength
+    drift: lens.PositionalDrift
 
 
 @dataclass(frozen=True)
@@ -122,6 +93,42 @@ class Beginning(Record):
     centre: Float[np.ndarray, "L H"]
 
 
+def examples_of(spec: RunSpec, examples: int, split: DataSplit = "test") -> Examples:
+    """At most ``examples`` examples of a run: from the test set, or from both sets in the proportion 70:30.
+
+    If one set is too small, fewer examples are taken from both, in the same proportion.
+    """
+    task = spec.build_task()
+    if choose("split", split, get_args(DataSplit)) == "test":
+        return task.dataset("test", min(examples, spec.test_examples), spec.data_seed)
+    most = min(int(spec.test_examples / TEST_SHARE), int(spec.train_examples / (1 - TEST_SHARE)))
+    examples = min(examples, most)
+    test = max(1, round(TEST_SHARE * examples))
+    train = max(1, examples - test)
+    parts = [task.dataset("train", train, spec.data_seed), task.dataset("test", test, spec.data_seed)]
+    return Examples.join(parts)
+
+
+def replayed_at_once(spec: RunSpec, length: int, device: torch.device) -> int:
+    """The number of sequences per batch for ablating every head of a layer at once."""
+    tokens = _REPLAYED_TOKENS[device.type]
+    if spec.model.readout == "each":
+        tokens = min(tokens, ANSWERS_AT_ONCE[device.type] // spec.model.num_classes)
+    return max(1, tokens // (spec.model.num_heads + 1) // length)
+
+
+def batches_of(spec: RunSpec, examples: Examples, device: torch.device) -> list[lens.Batch]:
+    """Batches on which every head of a layer can be ablated at once."""
+    size = replayed_at_once(spec, examples.tokens.shape[1], device)
+    return list(Batches.of(examples, device, spec.ignore_label).split(size))
+
+
+def trace_of(model: Decoder, examples: Examples) -> lens.AttentionTrace:
+    """The attention trace of the model on the examples."""
+    data = Batches.of(examples, model.readout.weight.device)
+    return lens.AttentionTrace(DecoderSource(model), data.tokens, data.lengths)
+
+
 @dataclass(frozen=True)
 class Subject:
     """A finished run, the examples to evaluate, and the device."""
@@ -131,27 +138,179 @@ class Subject:
     split: DataSplit
     device: torch.device
 
+    @cached_property
     def model(self) -> Decoder:
         """The trained model."""
         return self.run.model().to(self.device)
+
+    @property
+    def source(self) -> DecoderSource:
+        """The trained model's attention."""
+        return DecoderSource(self.model)
+
+    @property
+    def language(self) -> LanguageTask:
+        """The run's task; raises `InputError` if it is not a language task."""
+        task = self.run.spec.build_task()
+        if not isinstance(task, LanguageTask):
+            raise InputError(f"task: {task.name} has no documents; this measure only applies to language models.")
+        return task
 
     def untrained(self) -> Decoder:
         """The model at initialisation."""
         with torch.random.fork_rng(devices=[]):
             return initial_model(self.run.spec).to(self.device)
 
-    def source(self) -> DecoderSource:
-        """The trained model's attention."""
-        return DecoderSource(self.model())
-
     def chosen(self, most: int | None = None) -> Examples:
         """The examples, at most ``most``."""
         count = self.examples if most is None else min(self.examples, most)
         return examples_of(self.run.spec, count, self.split)
 
-    def batches(self, most: int | None = None) -> list[Batch]:
+    def batches(self, most: int | None = None) -> list[lens.Batch]:
         """The examples in batches on which every head of a layer can be ablated at once."""
         return batches_of(self.run.spec, self.chosen(most), self.device)
+
+    def trace(self, most: int = _TRACED) -> lens.AttentionTrace:
+        """The trained model's attention on at most so many examples."""
+        return trace_of(self.model, self.chosen(most))
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A measure of a trained model.
+
+    record  the type of its record
+    of      the measure; raises `InputError` if it does not apply to the run, which is recorded as the reason
+    """
+
+    record: type[Record]
+    of: Callable[[Subject], Any]
+
+
+MEASURES: dict[str, Measure] = {}
+"""The measures of a trained model by name."""
+
+
+def measure(name: str, record: type[Record]) -> Callable[[Callable[[Subject], Any]], Callable[[Subject], Any]]:
+    """Register a function of a `Subject` that returns this record as a measure."""
+
+    def register(function: Callable[[Subject], Any]) -> Callable[[Subject], Any]:
+        MEASURES[name] = Measure(record, function)
+        return function
+
+    return register
+
+
+def _position(subject: Subject, most: int | None, **choices: Any) -> lens.HeadAblation:
+    """Effects of removing position from each head."""
+    given: Any = {"chance": subject.run.spec.guess, "cumulative": False, **choices}
+    return lens.ablate_heads(subject.source, subject.batches(most), intervention="position", **given)
+
+
+measure("position", lens.HeadAblation)(lambda subject: _position(subject, None))
+measure("position-loss", lens.HeadAblation)(lambda subject: _position(subject, _TRACED, metric="loss"))
+
+
+def _sets(subject: Subject, **choices: Any) -> lens.HeadSets:
+    """A set of heads that suffices when all other heads, or their position alone, are ablated."""
+    return lens.head_sets(subject.source, subject.batches(_SETS), chance=subject.run.spec.guess, **choices)
+
+
+measure("sets", lens.HeadSets)(_sets)
+measure("position-sets", lens.HeadSets)(lambda subject: _sets(subject, intervention="position"))
+
+
+@measure("bias", BiasSpread)
+def _bias(subject: Subject) -> BiasSpread:
+    """Spread of the distance bias in each head."""
+    model, task = subject.model, subject.run.spec.build_task()
+    layers = [model.encoding.for_layer(layer) for layer in range(len(model.blocks))]
+    return bias_spread(layers, task.length, causal=subject.run.spec.model.causal)
+
+
+@measure("circuit", Circuit)
+def _circuit(subject: Subject) -> Circuit:
+    """The most important head: its attention, its frequencies, and the paths that read it."""
+    spec = subject.run.spec
+    return circuit(subject.source, subject.batches(_TRACED), spec.build_task(), spec.data_seed)
+
+
+@measure("contraction", Spectra)
+def _contraction(subject: Subject) -> Spectra:
+    """At initialisation: spectra of the logits with position relative to those without."""
+    found = [contraction(layer) for layer in trace_of(subject.untrained(), subject.chosen(_SPECTRA))]
+    return Spectra(*(torch.stack([getattr(each, name) for each in found]).cpu().numpy() for name in ("width", "norm")))
+
+
+@measure("representation", lens.Representation)
+def _representation(subject: Subject) -> lens.Representation:
+    """Position in the residual stream, layer by layer."""
+    trace = subject.trace(_STREAM)
+    least = max(FEWEST, min(16, len(trace.tokens)))  # its own defaults, except in very small studies
+    return lens.representation(trace, least=least)
+
+
+@measure("seed", Seed)
+def _seed(subject: Subject) -> Seed:
+    """At initialisation: strength of the positional gradient over a batch, and positional drift of a step."""
+    spec = subject.run.spec
+    source = DecoderGradients(subject.untrained())
+    examples = spec.build_task().dataset("train", min(_POOL, spec.train_examples), spec.data_seed)
+    pool = Batches.of(examples, subject.device, spec.ignore_label)
+    strength = lens.seed_strength(source, pool.split(_STREAM), bootstrap=200)
+    return Seed(strength, lens.positional_drift(source, pool.take(slice(_STREAM))))
+
+
+@measure("extrapolation", Extrapolation)
+def _extrapolation(subject: Subject) -> Extrapolation:
+    """Accuracy on longer sequences of the test set."""
+    return extrapolate(subject.run, examples=subject.examples, device=str(subject.device))
+
+
+# positional and symbolic shares (by analysis of variance and by permutations) and frequency use, over the queries that
+# reach the output
+measure("behaviour", lens.Behaviour)(lambda subject: lens.behaviour(subject.trace(), counted="used"))
+measure("permutations", lens.PermutationScores)(
+    lambda subject: lens.permutation_scores(subject.trace(), counted="used", queries=64, permutations=16)
+)
+measure("frequency", lens.FrequencyRecord)(lambda subject: lens.frequency_use(subject.trace(), counted="used"))
+
+
+@measure("beginning", Beginning)
+def _beginning(subject: Subject) -> Beginning:
+    """Before training: shares and frequencies of the heads, on the examples of the two measures."""
+    trace = trace_of(subject.untrained(), subject.chosen(_TRACED))
+    use, follows = lens.frequency_use(trace, counted="used"), lens.behaviour(trace, counted="used")
+    return Beginning(follows.positional, follows.symbolic, np.asarray(use.centre()))
+
+
+@measure("toeplitz", ToeplitzShares)
+def _toeplitz(subject: Subject) -> ToeplitzShares:
+    """Toeplitz share of each head's logits."""
+    profiles = [written_out_profile(layer) for layer in subject.trace()]
+    shares = [profile.share.numpy(force=True) for profile in profiles]
+    return ToeplitzShares(np.stack(shares), np.stack([each.variance_explained.numpy(force=True) for each in profiles]))
+
+
+measure("bands", lens.BandAblation)(lambda subject: lens.ablate_bands(subject.source, subject.batches(_TRACED)))
+
+# of language models; planted spans on few texts
+measure("bits", language.Bits)(lambda subject: language.bits(subject.model, subject.language, texts=subject.examples))
+measure("needles", language.Needles)(
+    lambda of: language.needles(of.model, of.language, trials=min(of.examples, _PLANTED))
+)
+measure("copying", language.Copying)(
+    lambda of: language.copying(of.model, of.language, trials=min(of.examples, _PLANTED))
+)
+measure("patterns", language.HeadPatterns)(
+    lambda of: language.head_patterns(of.model, of.language, texts=min(of.examples, _PLANTED))
+)
+measure("extension", language.Extension)(lambda of: language.extension(of.model, of.run.spec, of.language, tuned=False))
+measure("extension-tuned", language.Extension)(
+    lambda of: language.extension(of.model, of.run.spec, of.language, tuned=True)
+)
+
+# ---- records --------------------------------------------------------------------------------------------------------
 
 
 def measure_run(run: Run, name: str, *, examples: int, split: DataSplit = "test", device: str = "auto") -> Found:
@@ -166,30 +325,31 @@ def measure_run(run: Run, name: str, *, examples: int, split: DataSplit = "test"
     Raises `InputError`, without recording anything, for a run that is not finished or diverged, and for missing or
     damaged weights.
     """
-    measure = MEASURES[choose("measure", name, MEASURES)].of
+    choose("measure", name, MEASURES)
     run.must_be_complete()
     asked = Asked(examples, split)
     content = read_record(run.directory, name, asked)
     if content is None:
         with locked(run.directory, "run"):
-            content = _measured(
-                name, measure, Subject(run, examples, split, plan_execution(device, "off", "float32").device)
-            )
+            subject = Subject(run, examples, split, plan_execution(device, "off", "float32").device)
+            content = _measured(name, subject)
             write_record(run.directory, name, asked, content)
     return content
 
 
-def _measured(name: str, measure: Callable[[Subject], Found], subject: Subject) -> Found:
-    """The measure, or the reason if an encoding of another package fails."""
-    encoding = subject.run.spec.model.encoding
-    package = package_of(encoding)
-    if package is None:
-        return measure(subject)
+def _measured(name: str, subject: Subject) -> Found:
+    """The measure, or the reason why it does not apply, or why an encoding of another package fails."""
+    _ = subject.model  # missing weights are no reason
     try:
-        return measure(subject)
+        return MEASURES[name].of(subject).to_dict()
+    except InputError as error:
+        return {WHY: str(error)}
     except (ToeplensError, OSError, MemoryError):
         raise
     except Exception as error:
+        encoding = subject.run.spec.model.encoding
+        if (package := package_of(encoding)) is None:
+            raise
         told = f"{type(error).__name__}: {first_line(error)}"
         again = f"to measure again, delete {name}.json in the run's directory"
         return {WHY: f"encoding: {encoding!r} of the package {package} failed ({told}); {again}."}
@@ -201,197 +361,15 @@ def read_measures(directory: Path, names: Sequence[str], asked: Asked) -> dict[s
     return {name: content for name, content in found.items() if content is not None}
 
 
-def _position(**choices: Any) -> Callable[[Subject], Found]:
-    """Effects of removing position from each head."""
-
-    def measured(subject: Subject) -> Found:
-        batches = subject.batches(_TRACED if choices else None)
-        given = {"chance": subject.run.spec.guess, "cumulative": False, **choices}
-        return ablate_heads(subject.source(), batches, intervention="position", **given).to_dict()
-
-    return measured
-
-
-def _position_sets(subject: Subject) -> Found:
-    """A set of heads that suffices when position is removed from all other heads, which keep their content."""
-    source, batches = subject.source(), subject.batches(_SETS)
-    return _or_why(lambda: head_sets(source, batches, chance=subject.run.spec.guess, intervention="position"))
-
-
-def _bias(subject: Subject) -> Found:
-    """Spread of the distance bias in each head."""
-    model, task = subject.model(), subject.run.spec.build_task()
-    layers = [model.encoding.for_layer(layer) for layer in range(len(model.blocks))]
-    return _or_why(lambda: bias_spread(layers, task.length, causal=subject.run.spec.model.causal))
-
-
-def _circuit(subject: Subject) -> Found:
-    """The most important head: its attention, its frequencies, and the paths that read it."""
-    task, seed = subject.run.spec.build_task(), subject.run.spec.data_seed
-    source, batches = subject.source(), subject.batches(_TRACED)
-    return _or_why(lambda: circuit(source, batches, task, seed))
-
-
-def _contraction(subject: Subject) -> Found:
-    """At initialisation: spectra of the logits with position relative to those without."""
-
-    def spectra() -> Spectra:
-        found = [contraction(layer) for layer in trace_of(subject.untrained(), subject.chosen(_SPECTRA))]
-        return Spectra(
-            *(torch.stack([getattr(each, name) for each in found]).cpu().numpy() for name in ("width", "norm"))
-        )
-
-    return _or_why(spectra)
-
-
-def _representation(subject: Subject) -> Found:
-    """Position in the residual stream, layer by layer."""
-    trace = trace_of(subject.model(), subject.chosen(_STREAM))
-    least = max(FEWEST, min(16, len(trace.tokens)))  # its own defaults, except in very small studies
-    return representation(trace, least=least).to_dict()
-
-
-def _seed(subject: Subject) -> Found:
-    """At initialisation: strength of the positional gradient over a batch, and positional drift of a step."""
-    spec, device = subject.run.spec, subject.device
-    source = DecoderGradients(subject.untrained())
-    count = min(_POOL, spec.train_examples)
-    pool = Batches.of(spec.build_task().dataset("train", count, spec.data_seed), device, spec.ignore_label)
-    strength = seed_strength(source, pool.split(_STREAM), bootstrap=200)
-    drift = positional_drift(source, pool.take(slice(_STREAM)))
-    return {"strength": strength.to_dict(), "drift": drift.to_dict()}
-
-
-def _beginning(subject: Subject) -> Found:
-    """Before training: shares and frequencies of the heads, on the examples of the two measures."""
-
-    def both() -> Beginning:
-        trace = trace_of(subject.untrained(), subject.chosen(_TRACED))
-        use, follows = frequency_use(trace, counted="used"), behaviour(trace, counted="used")
-        return Beginning(follows.positional, follows.symbolic, np.asarray(use.centre()))
-
-    return _or_why(both)
-
-
-def _extrapolation(subject: Subject) -> Found:
-    """Accuracy on longer sequences of the test set."""
-    return extrapolate(subject.run, examples=subject.examples, device=str(subject.device)).to_dict()
-
-
-def _bands(subject: Subject) -> Found:
-    """Effect in nats of freezing each frequency of each head."""
-    source, batches = subject.source(), subject.batches(_TRACED)
-    return _or_why(lambda: ablate_bands(source, batches))
-
-
-def _of_language(measure: Callable[[Decoder, LanguageTask, int], Any]) -> Callable[[Subject], Found]:
-    """A measure of language models; for other tasks the reason why it does not apply."""
-
-    def measured(subject: Subject) -> Found:
-        task, model = subject.run.spec.build_task(), subject.model()
-        if not isinstance(task, LanguageTask):
-            return {WHY: f"task: {task.name} has no documents; this measure only applies to language models."}
-        return _or_why(lambda: measure(model, task, subject.examples))
-
-    return measured
-
-
-def _planted(measure: Callable[..., Any], counted: str) -> Callable[[Subject], Found]:
-    """A measure of language models on few texts."""
-    return _of_language(lambda model, task, examples: measure(model, task, **{counted: min(examples, _PLANTED)}))
-
-
-def _extension(tuned: bool) -> Callable[[Subject], Found]:
-    def measured(subject: Subject) -> Found:
-        spec = subject.run.spec
-        measure = _of_language(lambda model, task, _: extension(model, spec, task, tuned=tuned))
-        return measure(subject)
-
-    return measured
-
-
-def _toeplitz(trace: AttentionTrace) -> Found:
-    """Toeplitz share of each head's logits."""
-    profiles = [written_out_profile(layer) for layer in trace]
-    return {name: [getattr(each, name).tolist() for each in profiles] for name in ("share", "variance_explained")}
-
-
-def _of_attention(lens: Callable[..., Any], **choices: Any) -> Callable[[Subject], Found]:
-    """A lens applied to the trace of the first examples."""
-
-    def measured(subject: Subject) -> Found:
-        model, chosen = subject.model(), subject.chosen(_TRACED)
-        return _or_why(lambda: lens(trace_of(model, chosen), **choices))
-
-    return measured
-
-
-def _or_why(measure: Callable[[], Any]) -> Found:
-    """The measure, or the reason if it does not apply to the encoding.
-
-    The model must be loaded before, so that a missing model is not recorded as a reason.
-    """
-    try:
-        found = measure()
-    except InputError as error:
-        return {WHY: str(error)}
-    return found if isinstance(found, dict) else found.to_dict()
-
-
-class Measure(NamedTuple):
-    """A measure of a trained model: its record type and its function."""
-
-    record: type[Record]
-    of: Callable[[Subject], Found]
-
-
-MEASURES: dict[str, Measure] = {
-    "position": Measure(HeadAblation, _position()),
-    "position-loss": Measure(HeadAblation, _position(metric="loss")),
-    "sets": Measure(
-        HeadSets, lambda made: head_sets(made.source(), made.batches(_SETS), chance=made.run.spec.guess).to_dict()
-    ),
-    "position-sets": Measure(HeadSets, _position_sets),
-    "bias": Measure(BiasSpread, _bias),
-    "circuit": Measure(Circuit, _circuit),
-    "contraction": Measure(Spectra, _contraction),
-    "representation": Measure(Representation, _representation),
-    "seed": Measure(Seed, _seed),
-    "extrapolation": Measure(Extrapolation, _extrapolation),
-    # positional and symbolic shares (by analysis of variance and by permutations) and frequency use, over the queries
-    # that reach the output
-    "behaviour": Measure(Behaviour, _of_attention(behaviour, counted="used")),
-    "permutations": Measure(
-        PermutationScores, _of_attention(permutation_scores, counted="used", queries=64, permutations=16)
-    ),
-    "frequency": Measure(FrequencyRecord, _of_attention(frequency_use, counted="used")),
-    "beginning": Measure(Beginning, _beginning),
-    "toeplitz": Measure(ToeplitzShares, _of_attention(_toeplitz)),
-    "bands": Measure(BandAblation, _bands),
-    # for language models
-    "bits": Measure(Bits, _of_language(lambda model, task, examples: bits(model, task, texts=examples))),
-    "needles": Measure(Needles, _planted(needles, "trials")),
-    "copying": Measure(Copying, _planted(copying, "trials")),
-    "patterns": Measure(HeadPatterns, _planted(head_patterns, "texts")),
-    "extension": Measure(Extension, _extension(tuned=False)),
-    "extension-tuned": Measure(Extension, _extension(tuned=True)),
-}
-"""The measures of a trained model by name: record type and function."""
-KINDS: dict[str, type[Record]] = {  # record types by name
-    "ablation": HeadAblation,
-    "ablation-loss": HeadAblation,
-    **{name: measure.record for name, measure in MEASURES.items()},
-}
-
-
 def as_record(name: str, content: Any, where: Path | str) -> Record | str:
-    """The record of this name (`KINDS`), or the reason why the measure does not apply.
+    """The record of a measure or an ablation, or the reason why the measure does not apply.
 
     Raises `InputError`, naming ``where`` and the field, for invalid content.
     """
     if isinstance(content, dict) and content.keys() - {_ASKED} == {WHY}:
         return checked(dict[str, Any], content, where)[WHY]
-    return KINDS[name].from_dict(content, where)
+    kind = MEASURES[name].record if name in MEASURES else lens.HeadAblation
+    return kind.from_dict(content, where)
 
 
 def read_record(directory: Path, name: str, asked: Asked) -> dict[str, Any] | None:
@@ -415,7 +393,7 @@ def forget_measured(directory: Path) -> None:
     """Remove the records of a run without result and checkpoint, which starts again."""
     if not any((directory / name).exists() for name in (RESULT, CHECKPOINT)):
         for path in directory.glob("*.json"):
-            if any(f"{path.stem}-".startswith(f"{name}-") for name in KINDS):
+            if any(f"{path.stem}-".startswith(f"{name}-") for name in ("ablation", *MEASURES)):
                 path.unlink()
 
 

@@ -23,18 +23,15 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from toeplens.engine.pool import Limits
 from toeplens.ground import EnvironmentFailure, InputError, invalid, write_bytes
 from toeplens.ground.errors import first_line
+from toeplens.ground.execution import ExecutionOptions
 from toeplens.ground.files import is_leftover, make_directory
 from toeplens.ground.locks import LOCK
 from toeplens.training.run import CHECKPOINT, PROGRESS, RESULT
 
 RUNS, _DRIVER, _STUDY = "runs", "driver.json", "study.json"
-_BEAT, _GONE = (
-    20.0,
-    60.0,
-)  # heartbeat interval of a driver in seconds, and the time without heartbeat after which it counts as dead
+_BEAT, _GONE = 20.0, 60.0  # seconds between a driver's heartbeats, and without one until it counts as dead
 
 Files = dict[str, bytes]  # contents of a directory by relative path
 
@@ -98,10 +95,7 @@ class Remote:
         if behind:
             for path in here.keys() - there.keys():
                 (directory / path).unlink(missing_ok=True)
-            last = {CHECKPOINT: 1, PROGRESS: 2, RESULT: 3}  # written last, as they state the progress of the others
-            for path in sorted(there, key=lambda each: last.get(each, 0)):
-                make_directory((directory / path).parent)
-                write_bytes(directory / path, there[path])
+            _write(directory, there)
         return there
 
     def publish(self, directory: Path, there: Files) -> Files:
@@ -137,10 +131,11 @@ class Remote:
                 f"out: {self.url} is in use by process {other.get('process')} of {other.get('host')} (last seen "
                 f"{max(0.0, age):.0f} seconds ago). Wait until it is done."
             )
-        owner, ended = {"host": socket.gethostname(), "process": os.getpid()}, threading.Event()
+        ended = threading.Event()
 
         def sign() -> None:
-            self.write(_DRIVER, json.dumps({**owner, "time": time.time()}).encode())
+            owner = {"host": socket.gethostname(), "process": os.getpid(), "time": time.time()}
+            self.write(_DRIVER, json.dumps(owner).encode())
 
         def beat() -> None:
             while not ended.wait(_BEAT):
@@ -176,10 +171,7 @@ def working_copy(url: str) -> Iterator[Path]:
         if names and _STUDY not in names:
             raise InputError(f"out: {url} contains files that do not belong to a study. Choose another place.")
         there = {name: remote.read(name) or b"" for name in names}
-        for name, content in there.items():
-            if _is_inside(name):
-                make_directory((directory / name).parent)
-                write_bytes(directory / name, content)
+        _write(directory, {name: content for name, content in there.items() if _is_inside(name)})
 
         def publish() -> None:
             for name, content in _files(directory).items():
@@ -191,7 +183,7 @@ def working_copy(url: str) -> Iterator[Path]:
 
 
 @contextmanager
-def published(directory: Path, limits: Limits) -> Iterator[Limits]:
+def published(directory: Path, limits: ExecutionOptions) -> Iterator[ExecutionOptions]:
     """Fetch a run before work starts, and publish its progress, if ``limits`` have a URL.
 
     Inside, the limits' `should_stop` publishes new files every `checkpoint_seconds`, at points where no file is
@@ -233,6 +225,13 @@ def _files(directory: Path) -> Files:
         for path in sorted(directory.rglob("*"))
         if path.is_file() and path.name != LOCK and not is_leftover(path)
     }
+
+
+def _write(directory: Path, files: Files) -> None:
+    last = (CHECKPOINT, PROGRESS, RESULT)  # as they state the progress of the others
+    for path in [*(each for each in files if each not in last), *(each for each in last if each in files)]:
+        make_directory((directory / path).parent)
+        write_bytes(directory / path, files[path])
 
 
 def _packed(files: Files) -> bytes:

@@ -40,7 +40,7 @@ _NAMED = re.compile(r"[\w.]+((, | and | or )[\w.]+)*(?=:| must )")
 _NEEDED = {  # pydantic's types of errors, where its words are not ours
     "tuple_type": "must be a list",
     "list_type": "must be a list",
-    "dict_type": "must have names and values",
+    "dict_type": "must have named fields",
     "model_type": "must have named fields",
     "too_short": "must have at least {min_length} entries",
     "too_long": "must have at most {max_length} entries",
@@ -107,25 +107,23 @@ def sentence(error: ValidationError, of: type[BaseModel] | None = None) -> str:
 
     ``of`` is the model; with it, the message for an unknown field lists the available ones.
     """
-    return located(*problem(error, of))
-
-
-def problem(error: ValidationError, of: type[BaseModel] | None = None) -> tuple[tuple[int | str, ...], str]:
-    """The place of the first problem, and what is wrong there."""
     first = error.errors(include_url=False)[0]
     place, kind, message = first["loc"], first["type"], first["msg"]
     if kind == "value_error":
-        return place, message.removeprefix("Value error, ")
-    if kind == "missing":
-        return place, "is missing."
-    if kind == "extra_forbidden":
+        message = message.removeprefix("Value error, ")
+    elif kind == "missing":
+        message = "is missing."
+    elif kind == "extra_forbidden":
         there = None if of is None else _fields(of, place[:-1])
-        more = "." if there is None else f"{_nearest(place[-1], there)} Fields: {_listed(there)}."
-        return place, f"is not a field{more}"
-    if kind not in _NEEDED and not message.startswith("Input should "):
-        return place, f"{message[:1].lower()}{message[1:]}."
-    must = _NEEDED.get(kind, "must " + re.split(", (?:unable|got)", message.removeprefix("Input should "))[0])
-    return place, f"{must.format(**first.get('ctx', {}))}, got {shown(first['input'])}."
+        message = "is not a field" + (
+            "." if there is None else f"{_nearest(place[-1], there)} Fields: {_listed(there)}."
+        )
+    elif kind in _NEEDED or message.startswith("Input should "):
+        must = _NEEDED.get(kind, "must " + re.split(", (?:unable|got)", message.removeprefix("Input should "))[0])
+        message = f"{must.format(**first.get('ctx', {}))}, got {shown(first['input'])}."
+    else:
+        message = f"{message[:1].lower()}{message[1:]}."
+    return located(place, message)
 
 
 def located(place: Iterable[int | str], message: str) -> str:

@@ -11,9 +11,9 @@ import math
 import os
 import re
 import secrets
-import stat
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,22 +51,10 @@ def make_directory(path: Path) -> Path:
     return path
 
 
-def read_bytes(path: Path | str, most: int = -1, *, pipes: bool = False) -> bytes:
-    """The content of a file, at most its first ``most`` bytes.
-
-    Raises `OSError` for unreadable files and, unless ``pipes`` are allowed, for named pipes, which could block.
-    """
-    waiting = 0 if pipes else os.O_NONBLOCK
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | waiting)) as stream:
-        if not pipes:
-            refuse_pipe(stream.fileno())
+def read_bytes(path: Path | str, most: int = -1) -> bytes:
+    """The content of a file, at most its first ``most`` bytes."""
+    with open(path, "rb") as stream:
         return stream.read(most)
-
-
-def refuse_pipe(path: Path | str | int) -> None:
-    """Raise `OSError` for a named pipe or a missing file, before a library opens it and blocks."""
-    if stat.S_ISFIFO(os.stat(path).st_mode):
-        raise OSError(errno.EINVAL, "it is a pipe, not a file")
 
 
 def unzipped(content: bytes, most: int) -> bytes:
@@ -85,17 +73,13 @@ def unzipped(content: bytes, most: int) -> bytes:
 def write_bytes(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path`` atomically, via a temporary file next to it."""
     path = Path(path)
-    temporary = None
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:
-        name = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
-        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)  # minus the umask
-        temporary = name
-        with os.fdopen(descriptor, "wb") as stream:
+        with open(temporary, "xb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
-        temporary = None
         directory = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(directory)
@@ -104,7 +88,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     except OSError as error:
         raise environment_failure(error, path) from None
     finally:
-        if temporary is not None:
+        with suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""Constructor options: check values against the annotations of a signature."""
+"""Options: fields of dataclasses that are also options of commands, and checks of constructors' options."""
 
 from __future__ import annotations
 
@@ -6,12 +6,32 @@ import inspect
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import cache, wraps
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from toeplens.ground.errors import choose, invalid
+from toeplens.ground.machine import within
+
+MEASURE, TRAINING, MACHINE = "What to measure", "Training", "Machine"  # panels of --help
+CLUSTER = "Cluster (with --engine ray)"
+
+
+def option(default: Any, help: str, metavar: str | None = "N", panel: str = MEASURE, **about: Any) -> Any:
+    """A field of a dataclass that is also an option of a command (`toeplens.cli.options.with_options`).
+
+    ``about`` may have the ``limits`` of a number (`check_limits`), and the option's ``flag`` and type, ``typed``, on
+    the command line (default: the field's).
+    """
+    return field(default=default, metadata={"help": help, "metavar": metavar, "panel": panel, **about})
+
+
+def check_limits(options: Any) -> None:
+    """Raise an `InputError` for a number outside the ``limits`` of its `option`."""
+    for each in fields(options):
+        if limits := each.metadata.get("limits"):
+            within(each.name, getattr(options, each.name), *limits)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -28,7 +27,6 @@ Text = Annotated[str, Field(strict=True)]
 Truth = Annotated[bool, Field(strict=True)]
 
 LARGEST = 2**28  # the largest known record, a laptop study's results, has 5 million
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _NUMBERS = (int, float, int | None, float | None)
 T = TypeVar("T")
 
@@ -36,12 +34,9 @@ T = TypeVar("T")
 def parse_json(text: str, where: Path | str) -> Any:
     """Parse JSON with finite numbers; invalid JSON raises an `InputError` that names ``where``."""
     try:
-        content = json.loads(text, parse_float=_finite, parse_constant=_finite)
-        if _SURROGATE.search(text):  # lone surrogates can be neither shown nor written
-            json.dumps(content, ensure_ascii=False).encode()
+        return json.loads(text, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where} is damaged: it is not JSON ({error}).") from None
-    return content
 
 
 def _finite(text: str) -> float:
@@ -51,15 +46,13 @@ def _finite(text: str) -> float:
     return number
 
 
-def read_json(path: Path | str, *, pipes: bool = False) -> Any:
+def read_json(path: Path | str) -> Any:
     """Read JSON from ``path``; a missing or damaged file raises an `InputError` (see `parse_json`).
-
-    Named pipes are rejected unless ``pipes`` are allowed.
 
     The format number is removed from objects. Objects without one are older than the first format; formats later than
     `FORMAT` are rejected.
     """
-    content = parse_json(_text(path, pipes), path)
+    content = parse_json(_text(path), path)
     number = content.pop("format", 0) if isinstance(content, dict) else 0
     if not isinstance(number, int) or number < 0:
         raise InputError(f"{path} is damaged: format must be a whole number, got {shown(number)}.")
@@ -75,21 +68,18 @@ def read_rows(path: Path) -> list[Any]:
     return [parse_json(line, f"{path}, line {number},") for number, line in enumerate(_text(path).splitlines(), 1)]
 
 
-def _text(path: Path | str, pipes: bool = False) -> str:
+def _text(path: Path | str) -> str:
     try:
-        content = read_bytes(path, LARGEST + 1, pipes=pipes)
-        text = content.decode() if len(content) <= LARGEST else None
+        content = read_bytes(path, LARGEST + 1)
+        if len(content) > LARGEST:
+            raise InputError(f"{path} is damaged: it has more than {LARGEST} bytes.")
+        return content.decode()
     except FileNotFoundError:
         raise InputError(f"file {path} does not exist.") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is damaged: it is not JSON ({error}).") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
-    except ValueError as error:  # a null character in the name
-        raise InputError(f"{str(path)!r} cannot be read: {error}.") from None
-    if text is None:
-        raise InputError(f"{path} is damaged: it has more than {LARGEST} bytes.")
-    return text
 
 
 def refuse_truths(given: Any, fields: Mapping[str, FieldInfo]) -> None:

@@ -6,7 +6,6 @@ Files are written atomically (`toeplens.ground.files`), so an interruption loses
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -39,12 +38,12 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def ignored_by_children() -> Iterator[None]:
-    """Context in which child processes ignore SIGINT, which terminals send to all; their parent stops them."""
-    if threading.current_thread() is not threading.main_thread():  # only it may set handlers
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Context in which child processes ignore SIGINT, which terminals send to all; their parent stops them.
+
+    In the parent, a SIGINT waits until the end of the context.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # which children inherit
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

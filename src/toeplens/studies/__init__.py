@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from toeplens.studies.kit.cells import Cell
     from toeplens.studies.kit.claims import Claim, Entry, Test, judge, judge_all
     from toeplens.studies.kit.results import CellResult, Key, Results
-    from toeplens.studies.kit.study import limits_for
     from toeplens.studies.kit.verdicts import (
         ENOUGH,
         RULE,
@@ -47,7 +46,6 @@ __all__ = [
     "interval_above",
     "judge",
     "judge_all",
-    "limits_for",
     "opposite",
     "supporting",
     "within",

@@ -8,8 +8,7 @@ from toeplens.training.environment import Execution, Segment, Setup, environment
 from toeplens.training.loggers import Logger, RunInfo
 from toeplens.training.loop import train, train_as_one
 from toeplens.training.presets import PRESETS, Preset, starting_spec
-from toeplens.training.run import Run
-from toeplens.training.session import initial_model
+from toeplens.training.run import Run, initial_model
 from toeplens.training.spec import Plateau, RunSpec, cosine_with_warmup, run_spec
 from toeplens.training.watcher import Watcher
 

@@ -14,8 +14,12 @@ from torch.nn import functional as F
 
 from toeplens.model import Decoder
 from toeplens.tasks import Examples
+from toeplens.training.spec import RunSpec
 
 IGNORED = -100  # class ignored by loss and accuracy
+TOKENS_AT_ONCE = {"cpu": 2**13, "cuda": 2**20}  # attention with dropout needs memory in proportion: 13 GB at 2**16
+ANSWERS_AT_ONCE = {"cpu": 2**26, "cuda": 2**31}  # maximum number of logits, for per-token predictions
+_STATES_AT_ONCE = 2**30  # values of the residual stream over all layers that such a pass keeps
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,15 @@ class Batches:
         """All examples in order, ``size`` at a time."""
         for start in range(0, len(self), size):
             yield self.take(slice(start, start + size))
+
+
+def texts_at_once(spec: RunSpec, length: int, device: torch.device) -> int:
+    """Number of sequences per training pass; larger batches are split (gradient accumulation)."""
+    tokens = TOKENS_AT_ONCE[device.type]
+    if spec.model.readout == "each":
+        answers = ANSWERS_AT_ONCE[device.type] // spec.model.num_classes
+        tokens = min(tokens, answers, _STATES_AT_ONCE // (spec.model.num_layers * spec.model.d_model))
+    return max(1, tokens // length)
 
 
 def correct(logits: Float[Tensor, "b *N C"], labels: Int[Tensor, "b *N"]) -> Bool[Tensor, "b *N"]:

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy
 import torch
@@ -17,8 +17,6 @@ from toeplens.ground import EnvironmentFailure, choose, invalid, shown
 from toeplens.ground.reading import Count, Text, Truth
 from toeplens.ground.records import Record
 from toeplens.version import __version__
-
-CompileMode = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True)
@@ -39,14 +37,13 @@ class Execution:
 _WIDE = 256  # minimum model width for which bfloat16 pays on a GPU
 
 
-def plan_execution(device: str, compile_mode: CompileMode, precision: str, width: int = _WIDE) -> Execution:
+def plan_execution(device: str, compile_mode: str, precision: str, width: int = _WIDE) -> Execution:
     """Choose device, precision and compilation.
 
     On a GPU, small models are limited by kernel launches, so they are compiled if a compiler is present. On a CPU,
     compiled code was measured to be slower than eager at the laptop scale (docs/decisions/11, benchmarks/training.py),
     so it is compiled only on request. ``width`` is the model's: on a GPU, bfloat16 products are faster at the paper's
-    width of 256 and slower at 128 (docs/decisions/11), so ``auto`` uses bfloat16 from 256 on. On a CPU, the process
-    keeps freed memory from here on.
+    width of 256 and slower at 128 (docs/decisions/11), so ``auto`` uses bfloat16 from 256 on.
     """
     choose("compile", compile_mode, ("auto", "on", "off"))
     choose("precision", precision, ("auto", "float32", "bf16"))
@@ -57,22 +54,20 @@ def plan_execution(device: str, compile_mode: CompileMode, precision: str, width
     except RuntimeError:
         raise invalid("device", "be auto, cpu, cuda or cuda:N", device) from None
     choose("device", chosen.type, ("cpu", "cuda"))
-    if chosen.type == "cuda" and not torch.cuda.is_available():
+    on_gpu = chosen.type == "cuda"
+    if on_gpu and not torch.cuda.is_available():
         raise EnvironmentFailure(f"device: this machine has no usable GPU, got {shown(device)}.")
-    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+    if on_gpu and (chosen.index or 0) >= torch.cuda.device_count():
         raise EnvironmentFailure(f"device: this machine has {torch.cuda.device_count()} GPU, got {shown(device)}.")
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if compile_mode == "off":
-        compiled, why = False, "requested"
-    elif compile_mode == "on":
-        if compiler is None:
-            raise EnvironmentFailure("compile: this machine has no C++ compiler, got 'on'.")
-        compiled, why = True, "requested"
-    elif chosen.type == "cuda":
-        compiled, why = compiler is not None, "GPU with a compiler" if compiler else "no C++ compiler"
-    else:
-        compiled, why = False, "compiling is slower on a CPU at these sizes"
-    bf16 = precision == "bf16" or (precision == "auto" and chosen.type == "cuda" and width >= _WIDE)
+    if compile_mode == "on" and compiler is None:
+        raise EnvironmentFailure("compile: this machine has no C++ compiler, got 'on'.")
+    why = "requested"
+    if compile_mode == "auto":
+        on_a_gpu = "GPU with a compiler" if compiler else "no C++ compiler"
+        why = on_a_gpu if on_gpu else "compiling is slower on a CPU at these sizes"
+    compiled = compile_mode == "on" or (compile_mode == "auto" and on_gpu and compiler is not None)
+    bf16 = precision == "bf16" or (precision == "auto" and on_gpu and width >= _WIDE)
     return Execution(chosen, bf16, compiled, why)
 
 

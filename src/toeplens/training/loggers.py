@@ -205,13 +205,13 @@ def _flat(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, An
         yield from _flat(value, f"{above}{name}.") if isinstance(value, dict) else [(f"{above}{name}", value)]
 
 
-# logger name -> package, extra, opener
-LOGGERS: dict[str, Callable[..., Logger]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+# openers of `toeplens.ground.execution.LOGGERS`; a logger's name is that of its package and extra
+OPENERS: dict[str, Callable[..., Logger]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
 
 
 def loggers_named(names: Sequence[str], label: str | None = None, group: str | None = None) -> list[OpenLogger]:
     """Loggers for a run called ``label`` in the study ``group``."""
-    return [partial(LOGGERS[name], label=label, group=group) for name in names]
+    return [partial(OPENERS[name], label=label, group=group) for name in names]
 
 
 def must_be_installed(names: Sequence[str]) -> None:

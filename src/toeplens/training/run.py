@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from toeplens.ground import InputError, read_json, read_rows, shown, write_bytes, write_json, write_text
 from toeplens.ground.errors import first_line
-from toeplens.ground.files import make_directory, refuse_pipe
+from toeplens.ground.files import make_directory
 from toeplens.ground.locks import locked, names_in
 from toeplens.ground.reading import Count, Number, Positive, Share
 from toeplens.ground.records import AtLeast1, Record
@@ -29,7 +29,7 @@ from toeplens.training.spec import RunSpec, run_spec
 SPEC, METRICS, WEIGHTS, CHECKPOINT = "spec.json", "metrics.jsonl", "model.safetensors", "checkpoint.pt"
 RESULT, ENVIRONMENT, PROGRESS = "result.json", "environment.json", "progress.json"
 WATCHED = "watched.jsonl"
-_FORMAT = 1
+_FORMAT, _ADDED = 1, {"history", "watched", "fit_sums"}  # of checkpoints, and what those of early versions lack
 
 Status = Literal["complete", "diverged", "stopped"]
 
@@ -180,17 +180,12 @@ class Run:
         path = self.directory / WEIGHTS
         again = f"delete {self.directory / RESULT} and train with the same spec and directory to make them again"
         try:
-            refuse_pipe(path)
             saved = safetensors.torch.load_file(path)
         except FileNotFoundError:  # which safetensors also raises for a file that may not be read
-            what = "cannot be read: permission denied" if path.exists() else f"is missing; {again}"
-            raise InputError(f"run: {path} {what}.") from None
-        except OSError as error:
-            raise InputError(
-                f"run: {path} cannot be read: {(error.strerror or str(error)).lower()}; {again}."
-            ) from None
-        except safetensors.SafetensorError as error:
-            raise InputError(f"run: {path} is damaged ({error}); {again}.") from None
+            what = "cannot be read: permission denied" if path.exists() else "is missing"
+            raise InputError(f"run: {path} {what}; {again}.") from None
+        except (OSError, safetensors.SafetensorError) as error:
+            raise InputError(f"run: {path} is damaged ({first_line(error)}); {again}.") from None
         if not load_weights(model, saved):
             raise InputError(f"run: {path} does not contain the weights of this spec; {again}.")
         for name, tensor in saved.items():
@@ -199,12 +194,17 @@ class Run:
         return model.eval()
 
 
+def initial_model(spec: RunSpec) -> Decoder:
+    """The model at the start of a run, on the CPU; seeds torch's global random state as the run does."""
+    torch.manual_seed(spec.seed)
+    return Decoder(spec.model)
+
+
 def own_state(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and persistent buffers by name, without duplicates of shared tensors."""
-    state = model.state_dict()
     seen: set[int] = set()
     unique = {}
-    for name, tensor in state.items():
+    for name, tensor in model.state_dict().items():
         if tensor.data_ptr() not in seen or tensor.numel() == 0:
             seen.add(tensor.data_ptr())
             unique[name] = tensor
@@ -286,7 +286,6 @@ def load_checkpoint(directory: Path, spec: RunSpec) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        refuse_pipe(path)
         with zipfile.ZipFile(path) as archive:  # torch writes checksums, but does not verify them
             broken = archive.testzip()
         if broken is not None:
@@ -295,7 +294,7 @@ def load_checkpoint(directory: Path, spec: RunSpec) -> dict[str, Any] | None:
     except Exception as error:  # torch raises many types for a damaged archive
         reason = first_line(error)
         raise InputError(f"checkpoint: {path} is damaged ({reason[:120]}). Delete it to start this run over.") from None
-    if not isinstance(state, dict) or state.get("format") != _FORMAT:
+    if not isinstance(state, dict) or state.get("format") != _FORMAT or not state.keys() >= _ADDED:
         raise InputError(f"checkpoint: {path} was written by another version. Delete it to start this run over.")
     if state.get("run") != spec.name:
         raise InputError(f"checkpoint: {path} belongs to another run. Delete it to start this run over.")

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from toeplens import tasks
-from toeplens.ground import InputError, invalid, plain, sentence, shown
+from toeplens.ground import InputError, invalid, plain, sentence
 from toeplens.ground.machine import must_fit
 from toeplens.ground.reading import refuse_truths
 from toeplens.model import DecoderConfig
@@ -122,20 +122,13 @@ class RunSpec(BaseModel):
     weight_decay: float = Field(1e-5, ge=0)
     warmup: float = Field(0.06, ge=0, lt=1)
     ignore_label: int | None = Field(None, ge=-_SIZES, le=_SIZES)
-    seed: int = 42
-    data_seed: int = 42
+    seed: int = Field(42, ge=0, le=_SEEDS)
+    data_seed: int = Field(42, ge=0, le=_SEEDS)
     precision: Precision = "auto"
     schedule: Schedule = "cosine"
     average: float | None = Field(None, gt=0, lt=1)
     evaluations: int = Field(1, ge=1, le=_SIZES)
     plateau: Plateau | None = None
-
-    @field_validator("seed", "data_seed", mode="after")
-    @classmethod
-    def _torch_takes_it(cls, value: int) -> int:
-        if not 0 <= value <= _SEEDS:
-            raise ValueError(f"must be from 0 to {_SEEDS}, got {shown(value)}.")
-        return value
 
     @field_validator("task_options", mode="after")
     @classmethod
@@ -150,37 +143,25 @@ class RunSpec(BaseModel):
 
     @model_validator(mode="after")
     def _task_fits_model(self) -> RunSpec:
-        task = self.build_task()
-        if task.each != (self.model.readout == "each"):
-            wanted = f"{'be' if task.each else 'not be'} 'each' for this task"
-            raise invalid("model.readout", wanted, self.model.readout)
-        if task.each and not self.model.causal:
+        task, model = self.build_task(), self.model
+        if task.each != (model.readout == "each"):
+            raise invalid("model.readout", f"{'be' if task.each else 'not be'} 'each' for this task", model.readout)
+        if task.each and not model.causal:
             raise ValueError("model.causal must be true for next-token labels, got false.")
-        if task.length > self.model.max_len:
-            raise invalid(
-                "model.max_len", f"be at least {task.length}, the tokens of the task's sequences", self.model.max_len
-            )
-        if task.vocab_size > self.model.vocab_size:
-            raise invalid(
-                "model.vocab_size", f"be at least {task.vocab_size}, the token ids of the task", self.model.vocab_size
-            )
-        if task.labels[-1] >= self.model.num_classes:
-            raise invalid(
-                "model.num_classes",
-                f"be at least {task.labels[-1] + 1}, as labels go up to {task.labels[-1]}",
-                self.model.num_classes,
-            )
+        for name, least, why in (
+            ("max_len", task.length, "the tokens of the task's sequences"),
+            ("vocab_size", task.vocab_size, "the token ids of the task"),
+            ("num_classes", task.labels[-1] + 1, f"as labels go up to {task.labels[-1]}"),
+        ):
+            if getattr(model, name) < least:
+                raise invalid(f"model.{name}", f"be at least {least}, {why}", getattr(model, name))
         if list(task.labels[:2]) == [self.ignore_label]:
             raise InputError(f"ignore_label must not be {self.ignore_label}, the task's only label.")
         must_fit("model and examples: they need", self.memory_at_least)
         if self.evaluations > self.steps_per_epoch:
             raise invalid("evaluations", f"be at most {self.steps_per_epoch}, the steps of an epoch", self.evaluations)
-        if self.plateau is not None and self.plateau.patience >= self.total_evaluations:
-            raise invalid(
-                "plateau.patience",
-                f"be less than {self.total_evaluations}, the evaluations of the run",
-                self.plateau.patience,
-            )
+        if self.plateau is not None and (patience := self.plateau.patience) >= (most := self.total_evaluations):
+            raise invalid("plateau.patience", f"be less than {most}, the evaluations of the run", patience)
         if not all(0 <= beta < 1 for beta in self.betas):
             raise invalid("betas", "be at least 0 and under 1", self.betas)
         if pinned := task.pinned():  # the text's identity is part of the run's

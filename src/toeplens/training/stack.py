@@ -13,8 +13,8 @@ from torch.func import functional_call, vmap
 
 from toeplens.ground import InputError
 from toeplens.model import Decoder
-from toeplens.training.batches import IGNORED, correct, loss_of, precise
-from toeplens.training.session import Session, initial_model, texts_at_once
+from toeplens.training.batches import IGNORED, correct, loss_of, precise, texts_at_once
+from toeplens.training.run import initial_model
 from toeplens.training.spec import RunSpec
 
 _FULL = 2**17  # tokens per step that fill a GPU
@@ -22,6 +22,8 @@ _LAUNCHES = 16  # if a GPU holds at least this many models, a step of one is mos
 _WEIGHTS = 2**31  # maximum number of attention weights that a stack's layers keep explicitly
 _ALIGNED = 64  # parameters begin at multiples of this number of elements
 _WARM_UP = 3  # passes before the capture of a CUDA graph, as torch recommends
+
+Session = Any  # `toeplens.training.loop.Session`, whose module imports this one
 
 _ANY_MODULES = set(vars(nn.Module()))  # attributes
 
@@ -55,7 +57,7 @@ def must_stack(specs: Sequence[RunSpec]) -> None:
         )
     with torch.random.fork_rng(devices=[]):
         models = [initial_model(spec) for spec in {spec.model.model_dump_json(): spec for spec in specs}.values()]
-        if any(not _alike(models[0], model) for model in models[1:]):
+        if any(_structure(model) != _structure(models[0]) for model in models[1:]):
             raise InputError(
                 f"stack: encoding {first.model.encoding!r} must be the same in all models, except for its tensors."
             )
@@ -80,25 +82,19 @@ def pays_alone(spec: RunSpec, device: torch.device) -> bool:
     return True
 
 
-def _alike(a: Decoder, b: Decoder) -> bool:
-    """Whether two models differ only in the values of parameters and buffers."""
-    ours, theirs = dict(a.named_modules()), dict(b.named_modules())
-    if ours.keys() != theirs.keys():
-        return False
-    return all(_told_apart(ours[name]) == _told_apart(theirs[name]) for name in ours)
-
-
-def _told_apart(module: nn.Module) -> tuple[Any, ...]:
-    own = {
-        name: value.tolist() if isinstance(value, (Tensor, np.ndarray)) else value
-        for name, value in vars(module).items()
-        if name not in _ANY_MODULES and name != "config"
-    }
-    tensors = [
-        (name, tensor.shape, tensor.dtype, tensor.requires_grad)
-        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
-    ]
-    return type(module), tensors, repr(sorted(own.items()))
+def _structure(model: Decoder) -> list[Any]:
+    """All that two models must share: everything but the values of parameters and buffers."""
+    found = []
+    for name, module in model.named_modules():
+        tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        shapes = [(own, tensor.shape, tensor.dtype, tensor.requires_grad) for own, tensor in tensors]
+        others = {
+            key: value.tolist() if isinstance(value, (Tensor, np.ndarray)) else value
+            for key, value in vars(module).items()
+            if key not in _ANY_MODULES and key != "config"
+        }
+        found.append((name, type(module), shapes, repr(sorted(others.items()))))
+    return found
 
 
 def _try_out(spec: RunSpec, model: Decoder) -> None:
@@ -159,10 +155,8 @@ class Stack:
         for name, parameter in named.items():
             self.places[name] = slice(width, width + parameter.numel())
             width += -(-parameter.numel() // _ALIGNED) * _ALIGNED
-        dtypes = {parameter.dtype for parameter in named.values()}
-        assert len(dtypes) == 1
-        many = len(sessions)
-        self.flat = torch.zeros(many, width, dtype=dtypes.pop(), device=self.device)
+        many, dtype = len(sessions), next(iter(named.values())).dtype
+        self.flat = torch.zeros(many, width, dtype=dtype, device=self.device)
         self.grads, self.mean, self.square = (torch.zeros_like(self.flat) for _ in range(3))
         self.averages = torch.zeros_like(self.flat) if first.average is not None else None
         self.sums = torch.stack([session.sums for session in sessions])
@@ -171,7 +165,10 @@ class Stack:
             self._take_in(row, session)
         self.params = {name: self._whole(self.flat, place, named[name]) for name, place in self.places.items()}
         self.own_grads = [self._whole(self.grads, place, named[name]).detach() for name, place in self.places.items()]
-        self.shared, self.buffers = self._buffers()
+        each = [dict(session.model.named_buffers()) for session in sessions]
+        same = {name for name, own in each[0].items() if all(torch.equal(own, other[name]) for other in each[1:])}
+        self.shared = {name: each[0][name] for name in same}
+        self.buffers = {name: torch.stack([other[name] for other in each]) for name in each[0].keys() - same}
         self.optimizer = self._optimizer()
         self.size = texts_at_once(first.spec, first.train.tokens.shape[1], self.device)
         self.tokens = torch.stack([session.train.tokens for session in sessions])
@@ -213,15 +210,6 @@ class Stack:
 
     def _whole(self, flat: Tensor, place: slice, parameter: Tensor) -> nn.Parameter:
         return nn.Parameter(flat[:, place].view(len(flat), *parameter.shape), requires_grad=parameter.requires_grad)
-
-    def _buffers(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The models' buffers: those that are equal in all models, and the others stacked."""
-        each = [dict(session.model.named_buffers()) for session in self.sessions]
-        same = {name for name, own in each[0].items() if all(torch.equal(own, other[name]) for other in each[1:])}
-        return (
-            {name: each[0][name] for name in same},
-            {name: torch.stack([other[name] for other in each]) for name in each[0].keys() - same},
-        )
 
     def _optimizer(self) -> torch.optim.Optimizer:
         """AdamW on the rows, with one parameter group per setting."""

@@ -6,13 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.engine.language.conftest import BYTES, LENGTH, UNEVEN, losses_of, model_of
 
 from toeplens.engine.language import Bits, bits
 from toeplens.engine.language.texts import cut, read
-from toeplens.lens.kit.intervals import over_clusters
 from toeplens.model import Decoder
 from toeplens.tasks.language import LanguageTask
 
@@ -53,29 +50,11 @@ def test_all_lengths_end_in_the_same_tokens(task: LanguageTask, found: Bits):
         assert row.gain.value == pytest.approx((end - short) * scale, abs=1e-12)
 
 
-def test_positions_are_those_of_the_longest_texts(task: LanguageTask, found: Bits):
-    texts = cut(task.corpus(), "test", 16 * LENGTH, 4, seed=0)
-    losses, _ = read(model_of(task), texts.tokens)
-    assert found.edges[0] == 0
-    assert found.edges[-1] == 16 * LENGTH
-    for first, last, seen in zip(found.edges[:-1], found.edges[1:], found.positions, strict=True):
-        assert seen.value == pytest.approx(losses[:, first:last].mean() / math.log(2))
-
-
 def test_a_model_with_a_table_of_positions_says_why_it_reads_no_longer_texts(task: LanguageTask):
     seen = bits(model_of(task, "learned"), task, texts=16)
     assert [bool(row.texts) for row in seen.lengths] == [True, False, False, False, False]
     assert "max_len" in seen.lengths[1].why or "table" in seen.lengths[1].why
     assert seen.edges[-1] == LENGTH
-
-
-def test_a_models_losses_are_those_of_n_grams_where_it_is_one(task: LanguageTask, found: Bits):
-    corpus = task.corpus()
-    texts = cut(corpus, "test", LENGTH, 64, seed=0).tokens
-    counts = np.bincount(np.asarray(corpus.stream("train"), dtype=int), minlength=corpus.vocab_size)
-    kinds = np.count_nonzero(counts)
-    smooth = (counts + kinds / corpus.vocab_size) / (counts.sum() + kinds)
-    assert found.ngrams["0"] == pytest.approx(-np.log(smooth[texts[:, 1:]]).mean() * _a_byte(task), rel=1e-6)
 
 
 # ---- documents of unequal length, of two, three and five bytes a token ----------------------------------------------
@@ -135,32 +114,3 @@ def test_positions_are_counted_in_bins_that_double(uneven: LanguageTask, reader:
             bins.setdefault(position.bit_length(), []).append(loss / math.log(2))
     assert seen.edges.tolist() == [0, 1, 2, 4, 8, 16, 32, 64, 128, 192]
     assert [each.value for each in seen.positions] == pytest.approx([np.mean(bins[key]) for key in sorted(bins)])
-
-
-# ---- intervals ------------------------------------------------------------------------------------------------------
-
-
-@given(
-    values=st.lists(st.floats(-5, 5), min_size=2, max_size=30),
-    data=st.data(),
-)
-def test_intervals_over_clusters(values: list[float], data: st.DataObject):
-    clusters = np.array(data.draw(st.lists(st.integers(0, 4), min_size=len(values), max_size=len(values))))
-    given_values = np.array(values)
-    found = over_clusters(given_values, clusters)
-    assert found.value == pytest.approx(given_values.mean())
-    order = data.draw(st.permutations(range(len(values))))
-    again = over_clusters(given_values[order], clusters[order])
-    assert again.low == pytest.approx(found.low, abs=1e-9)
-    if len(set(clusters)) == 1:
-        assert math.isinf(found.high)
-        return
-    doubled = over_clusters(np.repeat(given_values, 2), np.repeat(clusters, 2))  # the same told twice tells no more
-    assert doubled.high == pytest.approx(found.high, abs=1e-9)
-
-
-def test_clusters_of_one_give_students_interval():
-    values = np.random.default_rng(0).normal(size=40)
-    found = over_clusters(values, np.arange(40))
-    error = values.std(ddof=1) / math.sqrt(40)
-    assert found.high - found.value == pytest.approx(2.0226909 * error, rel=1e-6)

@@ -13,7 +13,7 @@ import torch
 from tests.engine.language.conftest import LENGTH, losses_of, model_of
 
 from toeplens.engine.language import Extension, extension
-from toeplens.engine.language.extension import FACTORS, RATE, SHARE, TARGET, TUNED, _methods, _share_of_rate, _tune
+from toeplens.engine.language.extension import FACTORS, RATE, SHARE, TARGET, TUNED, _methods, _tune
 from toeplens.engine.language.texts import cut
 from toeplens.ground import InputError
 from toeplens.model import Decoder
@@ -164,9 +164,6 @@ def test_gains_are_against_the_model_as_it_is(found: Extension):
         assert row.gain is not None
         assert row.bits is not None
         assert row.gain.value == pytest.approx(row.bits.value - _row(found, "none", row.factor), abs=1e-9)
-    factors = _factors(found)
-    assert factors == sorted(factors)
-    assert 1 <= factors[0] <= factors[-1] <= 1.25 * TARGET
 
 
 def test_tuning_leaves_the_model_and_the_random_state_alone(task: LanguageTask):
@@ -206,7 +203,6 @@ def test_the_rate_of_twenty_steps_rises_over_two_and_falls_to_the_end(
     task: LanguageTask, monkeypatch: pytest.MonkeyPatch
 ):
     by_hand = [1 / 2, 1, 1, *(left / 18 for left in range(17, 0, -1))]
-    assert [_share_of_rate(step, 20) for step in range(20)] == pytest.approx(by_hand)
     rates: list[float] = []
     monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: rates.append(self.param_groups[0]["lr"]))
     model = model_of(task)
@@ -262,18 +258,14 @@ def test_the_factor_of_logits_is_the_best_of_its_scales_on_validation_texts(
     losses = {factor: _second_half(task, scaled(factor)) for factor in (1.0, 1.05, 1.1, 1.2, 1.3, 1.5)}
     assert min(losses, key=losses.__getitem__) == best
     found = extension(bare, spec_of(task, bare), task, tuned=False)
-    assert {row.set for row in found.rows if row.method == "scaled"} == {f"factor {best:g}"}
+    assert {(row.method, row.set) for row in found.rows} == {("none", ""), ("scaled", f"factor {best:g}")}
     texts = cut(task.corpus(), "test", LENGTH * FACTORS[-1], TEXTS, seed=0).tokens
     for factor in FACTORS:
         ends = losses_of(scaled(best), texts[:, -LENGTH * factor - 1 :])[:, -LENGTH // 2 :]
         assert _row(found, "scaled", factor) == pytest.approx(ends.mean() / math.log(2), rel=1e-5)
 
 
-def test_nope_has_its_logits_scaled_and_others_have_no_way(task: LanguageTask):
-    bare = model_of(task, "nope")
-    found = extension(bare, spec_of(task, bare), task, tuned=False)
-    assert {row.method for row in found.rows} == {"none", "scaled"}
-    assert {row.set for row in found.rows if row.method == "scaled"}.pop().startswith("factor ")
+def test_other_encodings_have_no_way(task: LanguageTask):
     other = model_of(task, "alibi")
     with pytest.raises(InputError, match=r"encoding must be 'rope' or 'nope' .*, got 'alibi'"):
         extension(other, spec_of(task, other), task, tuned=False)

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.studies.here import Here
+from tests.studies.here import DEPOSIT, Here
 
 from toeplens.engine import Limits
 from toeplens.ground import InputError, read_json
 from toeplens.papers.deposit import SCALES, Reproduction, claims_of, gather, grid, reproduce
-from toeplens.studies import Cell, CellResult, limits_for
-from toeplens.studies.kit import study
+from toeplens.studies import Cell, CellResult
 from toeplens.training import RunSpec
 from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS
 
@@ -133,7 +132,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("finished") / "study"
     with pytest.MonkeyPatch.context() as patch:
         shrink(patch)
-        patch.setattr(study, "run_jobs", Here())
+        patch.setattr(DEPOSIT, "run_jobs", Here())
         assert reproduce(out, scale="smoke").complete
     return out
 
@@ -142,7 +141,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here(monkeypatch: pytest.MonkeyPatch) -> Here:
     """The micro scale, in this process."""
     made = Here()
-    monkeypatch.setattr(study, "run_jobs", made)
+    monkeypatch.setattr(DEPOSIT, "run_jobs", made)
     shrink(monkeypatch)
     return made
 
@@ -248,6 +247,6 @@ def test_runs_that_diverge_are_finished_and_said_to_have_diverged(
 @pytest.mark.parametrize(("budget", "reserve"), [(540, 20), (25, 6.25)])
 def test_a_time_budget_leaves_time_to_write_everything_down(budget: float, reserve: float):
     now = time.time()
-    limits = limits_for(budget, Limits(device="cpu"))
+    limits = Limits(device="cpu", time_budget=f"{budget}s")
     assert limits.deadline == pytest.approx(now + budget - reserve, abs=2)
     assert limits.device == "cpu"

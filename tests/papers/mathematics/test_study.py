@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from toeplens.engine import Job, Limits, carry_out
+from toeplens.engine import Job, Limits, run_job
 from toeplens.ground import InputError, read_json
 from toeplens.papers.mathematics import CLAIMS, EXPERIMENTS, Theory, check_theory, gather, is_theory, study, universal
 from toeplens.papers.mathematics.page import render_theory
@@ -116,7 +116,7 @@ def theory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theory]:
 
     def here(jobs: Sequence[Job], out: Path, limits: Limits, **_: Any) -> None:
         for job in jobs:
-            carry_out(job, out, limits)
+            run_job(job, out, limits)
 
     whole = study._job
     with pytest.MonkeyPatch.context() as patch:

@@ -90,7 +90,11 @@ def test_parts_of_another_audit_and_damaged_ones_are_not_used(
     parts = sorted((tmp_path / PARTS).iterdir())
     assert {path.name for path in parts} == {
         "pass.json",
-        *(f"{kind}-{number}.json" for kind in ("layer", "effects") for number in range(3)),
+        *(
+            f"{name}-{number}.{ending}"
+            for name, ending in (("layer", "json"), ("effects", "npy"))
+            for number in range(3)
+        ),
     }
     for number, path in enumerate(parts):  # a bit that fell over, half a file, none
         content = path.read_bytes()

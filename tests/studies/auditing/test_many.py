@@ -15,7 +15,7 @@ from tests.sources.huggingface.models import GPT, GROUPED, tiny
 from tests.studies.auditing.writing import full, odd, stamped
 
 from toeplens import report
-from toeplens.engine import Cluster
+from toeplens.engine import ClusterOptions
 from toeplens.ground import InputError, read_json
 from toeplens.studies import auditing
 from toeplens.studies.auditing import PARTS, many, open_audit
@@ -148,7 +148,7 @@ def test_others_go_on_where_one_fails_or_dies_and_the_same_goes_on_with_what_is_
     ("data", "workers", "said"),
     [
         (Path("no.npy"), 1, "tokens must be a file for several models, but no.npy does not exist."),
-        (None, Cluster("nowhere"), "^address must be HOST:PORT of the cluster's head"),
+        (None, ClusterOptions(engine="ray", address="nowhere"), "^address must be HOST:PORT of the cluster's head"),
     ],
 )
 def test_what_is_wrong_of_all_is_refused_before_the_work(
@@ -180,8 +180,9 @@ def test_audits_by_a_cluster_are_those_of_this_machine(models: Path, tmp_path: P
     ray = pytest.importorskip("ray")
     given = [str(models / name) for name in ("gpt", "nothing", "llama")]
     try:
-        far = audit_many(given, tmp_path / "far", None, OPTIONS, workers=Cluster(cpus=1.0), write=report.write_audit)
-        again = audit_many(given[::2], tmp_path / "far", None, OPTIONS, workers=Cluster(cpus=1.0))
+        workers = ClusterOptions(engine="ray", cpus_per_cell=1.0)
+        far = audit_many(given, tmp_path / "far", None, OPTIONS, workers=workers, write=report.write_audit)
+        again = audit_many(given[::2], tmp_path / "far", None, OPTIONS, workers=workers)
     finally:
         ray.shutdown()
     near = audit_many(given, tmp_path / "near", None, OPTIONS, workers=1)

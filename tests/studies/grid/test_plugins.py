@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 from tests.studies.grid.test_study import content
-from tests.studies.here import Here
+from tests.studies.here import GRID, Here
 
 from toeplens.encodings import registry
 from toeplens.engine import Limits
 from toeplens.studies import grid
-from toeplens.studies.kit import study
 
 CLAIMS = """
 from toeplens.studies import Claim, above
@@ -46,7 +45,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         monkeypatch.syspath_prepend(str(site))
         registry._found.cache_clear()
 
-    monkeypatch.setattr(study, "run_jobs", Here())
+    monkeypatch.setattr(GRID, "run_jobs", Here())
     yield put
     monkeypatch.undo()
     sys.modules.pop("mine_plugin", None)

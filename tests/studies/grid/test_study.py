@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.studies.here import Here
+from tests.studies.here import GRID, Here
 
 from toeplens.engine import Limits
 from toeplens.ground import InputError, read_json
 from toeplens.studies import CellResult, grid
 from toeplens.studies.grid.spec import spec_from_yaml
-from toeplens.studies.kit import study
 from toeplens.studies.kit.cells import jobs_of
 from toeplens.training import Run
 
@@ -180,7 +179,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A finished study; not to be changed."""
     out = tmp_path_factory.mktemp("grid") / "study"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(study, "run_jobs", Here())
+        patch.setattr(GRID, "run_jobs", Here())
         assert grid.study(grid.grid_spec(content(measures=EVERY)), out, limits=Limits(compile="off")).complete
         yield out
 
@@ -191,7 +190,7 @@ EVERY = ["behaviour", "permutations", "frequency", "bands", "toeplitz", "extrapo
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Here:
     made = Here()
-    monkeypatch.setattr(study, "run_jobs", made)
+    monkeypatch.setattr(GRID, "run_jobs", made)
     return made
 
 

@@ -14,7 +14,7 @@ from tests.builders import tiny
 from tests.papers.deposit.numbers import reproduced
 from tests.report.grid.language_state import language_grid
 
-from toeplens.engine import Job, Limits, carry_out
+from toeplens.engine import Job, Limits, run_job
 from toeplens.ground import InputError
 from toeplens.papers.deposit import Reproduction
 from toeplens.papers.mathematics import Theory
@@ -178,7 +178,7 @@ def test_the_guess_from_the_length_is_of_the_labels_that_count(
     tmp_path: Path, ignored: int | None, chance: float, by_length: float
 ):
     job = Job(tiny(task_options=RELEASED, epochs=1, ignore_label=ignored), "a cell", 20)
-    run = carry_out(job, tmp_path / RUNS, Limits(device="cpu"))
+    run = run_job(job, tmp_path / RUNS, Limits(device="cpu"))
     cell = Cell(Key("released", "trigger-distance", "rope", 42), job)
     (found,) = gather_cells(tmp_path, [cell], {})["results"].cells
     assert (found.chance, found.length_chance) == (pytest.approx(chance), pytest.approx(by_length))

@@ -8,11 +8,12 @@ from itertools import pairwise
 import numpy as np
 from jaxtyping import Float, Int
 
-from toeplens.engine.language.texts import Texts, bits_a_byte, cut, read, sliding
+from toeplens.engine.language.texts import Texts, bits_a_byte, cut, longest, read, sliding
 from toeplens.ground import InputError
 from toeplens.ground.reading import Count, Number, Positive, Share
 from toeplens.ground.records import AtLeast1, Record
-from toeplens.lens.kit.intervals import Estimate, over_clusters
+from toeplens.ground.words import or_none
+from toeplens.lens.kit.intervals import over_clusters
 from toeplens.model import Decoder
 from toeplens.tasks import baselines
 from toeplens.tasks.corpus import Corpus
@@ -31,10 +32,10 @@ class Interval(Record):
     high: Number | None
 
     @classmethod
-    def of(cls, found: Estimate) -> Interval:
-        """An estimate as a record."""
-        ends = [float(end) if np.isfinite(end) else None for end in (found.low, found.high)]
-        return cls(found.value, *ends)
+    def over(cls, values: Float[np.ndarray, "K"], documents: Int[np.ndarray, "K"]) -> Interval:
+        """The mean of values of texts."""
+        found = over_clusters(values, documents)
+        return cls(found.value, or_none(found.low), or_none(found.high))
 
 
 @dataclass(frozen=True)
@@ -110,17 +111,18 @@ def bits(model: Decoder, task: LanguageTask, *, texts: int = 1024, seed: int = 0
     short = cut(corpus, TEST, task.length, texts, seed)
     losses, hits = read(model, short.tokens)
     scale = bits_a_byte(corpus, TEST, short.documents)
-    rows, longest, by_position = _lengths(model, corpus, task.length, max(2, texts // FACTORS[-1]), seed)
-    if by_position is None:
-        longest, by_position = short, losses
-    edges, positions = _by_position(by_position, longest.documents)
+    rows, documents, by_position = _lengths(model, corpus, task.length, max(2, texts // FACTORS[-1]), seed)
+    length = by_position.shape[1]
+    edges = [0, *(2**power for power in range(length.bit_length()) if 2**power < length), length]
     return Bits(
-        bits=Interval.of(over_clusters(scale * losses.mean(1), short.documents)),
+        bits=Interval.over(scale * losses.mean(1), short.documents),
         accuracy=float(hits.mean()),
         texts=len(short),
         documents=len(np.unique(short.documents)),
-        edges=edges,
-        positions=positions,
+        edges=np.array(edges),
+        positions=[
+            Interval.over(by_position[:, first:last].mean(1) / np.log(2), documents) for first, last in pairwise(edges)
+        ],
         lengths=rows,
         ngrams={str(order): float(value) for order, value in ngram_bits(corpus, short).items()},
     )
@@ -137,69 +139,31 @@ def ngram_bits(corpus: Corpus, texts: Texts) -> dict[int, float]:
 
 def _lengths(
     model: Decoder, corpus: Corpus, trained: int, most: int, seed: int
-) -> tuple[tuple[AtLength, ...], Texts, np.ndarray | None]:
-    """One row per length; and the longest texts that the model can read, with their losses (None for none)."""
-    why: dict[int, str] = {}
-    texts: Texts | None = None
-    for factor in reversed(FACTORS):  # all lengths are ends of the longest available texts
-        try:
-            texts = cut(corpus, TEST, trained * factor, most, seed)
-        except InputError as error:
-            why[factor] = str(error)
-        else:
-            break
-    if texts is None:
-        rows = tuple(AtLength(trained * factor, float(factor), why=why[factor]) for factor in FACTORS)
-        return rows, Texts(np.empty((0, 1), dtype=np.int64), np.empty(0, dtype=np.int64)), None
-
-    scale = bits_a_byte(corpus, TEST, texts.documents)
+) -> tuple[tuple[AtLength, ...], Int[np.ndarray, "K"], Float[np.ndarray, "K n"]]:
+    """One row per length; and the losses on the longest texts that the model can read, with their documents."""
+    texts, why = longest(corpus, TEST, [trained * factor for factor in FACTORS], most, seed)
+    scale, half = bits_a_byte(corpus, TEST, texts.documents), max(1, trained // 2)
 
     def reader(tokens: np.ndarray, first: int) -> np.ndarray:
         return read(model, tokens, first)[0]
 
     def mean(losses: np.ndarray) -> Interval:
-        return Interval.of(over_clusters(scale * losses.mean(1), texts.documents))
+        return Interval.over(scale * losses.mean(1), texts.documents)
 
-    half = max(1, trained // 2)
-    rows, longest, kept = [], texts, None
-    short: np.ndarray | None = None
+    rows, by_length = [], list[np.ndarray]()
     for factor in FACTORS:
         length = trained * factor
-        if factor in why:
-            rows.append(AtLength(length, float(factor), why=why[factor]))
-            continue
-        part = texts.tokens[:, -length - 1 :]
+        part = texts.tokens[:, -length - 1 :]  # texts of all lengths are ends of the longest ones
         try:
+            if length in why:
+                raise InputError(why[length])
             losses = reader(part, 0)
         except InputError as error:
             rows.append(AtLength(length, float(factor), why=str(error)))
             continue
-        end = losses[:, -half:]
-        short = end if short is None else short
-        rows.append(
-            AtLength(
-                length,
-                float(factor),
-                len(texts),
-                len(np.unique(texts.documents)),
-                mean(losses),
-                mean(sliding(part, trained, reader)),
-                mean(end),
-                mean(end - short),
-            )
-        )
-        longest, kept = Texts(part, texts.documents), losses
-    return tuple(rows), longest, kept
-
-
-def _by_position(
-    losses: Float[np.ndarray, "K n"], documents: Int[np.ndarray, "K"]
-) -> tuple[Int[np.ndarray, "P1"], list[Interval]]:
-    """Bits per token in position bins of doubling width."""
-    length = losses.shape[1]
-    edges = [0, *(2**power for power in range(length.bit_length()) if 2**power < length), length]
-    found = [
-        Interval.of(over_clusters(losses[:, first:last].mean(1) / np.log(2), documents))
-        for first, last in pairwise(edges)
-    ]
-    return np.array(edges), found
+        by_length.append(losses)
+        end, short = losses[:, -half:], by_length[0][:, -half:]
+        counts = len(texts), len(np.unique(texts.documents))
+        parts = mean(losses), mean(sliding(part, trained, reader)), mean(end), mean(end - short)
+        rows.append(AtLength(length, float(factor), *counts, *parts))
+    return tuple(rows), texts.documents, by_length[-1]

@@ -14,17 +14,14 @@ import torch
 
 from toeplens.encodings import options as encoding_options
 from toeplens.engine.language.bits import TEST, Interval
-from toeplens.engine.language.texts import Texts, bits_a_byte, cut, read
+from toeplens.engine.language.texts import Texts, bits_a_byte, longest, read
 from toeplens.ground import InputError, invalid
 from toeplens.ground.reading import Count, Positive, Text, Truth
 from toeplens.ground.records import AtLeast1, Record
-from toeplens.lens.kit.intervals import over_clusters
 from toeplens.model import Decoder, decoder_config
-from toeplens.tasks import Split
 from toeplens.tasks.language import LanguageTask
 from toeplens.training import Batches, RunSpec
-from toeplens.training.batches import loss_of, precise
-from toeplens.training.session import texts_at_once
+from toeplens.training.batches import loss_of, precise, texts_at_once
 
 TARGET = 4  # target length of the methods, in training lengths
 FACTORS = (1, 2, 4, 8)  # evaluated lengths, in training lengths
@@ -84,42 +81,25 @@ def extension(model: Decoder, spec: RunSpec, task: LanguageTask, *, tuned: bool,
     Lengths that fewer than two test documents have are skipped. Raises `InputError` for other encodings, and if no
     length remains.
     """
-    corpus = task.corpus()
     methods = _methods(model, spec, task, seed)
-    texts, factors = _longest(task, TEST, FACTORS, _TEXTS, seed)
-    scale, half = bits_a_byte(corpus, TEST, texts.documents), task.length // 2
+    texts, missing = longest(task.corpus(), TEST, [task.length * factor for factor in FACTORS], _TEXTS, seed)
+    scale, half = bits_a_byte(task.corpus(), TEST, texts.documents), task.length // 2
     steps = max(1, round(SHARE * spec.total_steps)) if tuned else 0
-    plain = {factor: _ends(model, texts, task.length * factor, half) for factor in factors}
+    lengths = {task.length * factor: float(factor) for factor in FACTORS if task.length * factor not in missing}
+    plain = {length: _ends(model, texts, length, half) for length in lengths}
     rows = []
-    for name, make in methods.items():
-        if tuned and name not in TUNED:
-            continue
-        changed, told = make()
+    for name in [name for name in methods if not tuned or name in TUNED]:
+        changed, told = methods[name]()
         if tuned:
             _tune(changed, spec, task, task.length * (1 if name == "dropped" else TARGET), steps, seed)
-        for factor in factors:
-            length = task.length * factor
-            head: dict[str, Any] = {
-                "method": name,
-                "tuned": tuned,
-                "length": length,
-                "factor": float(factor),
-                "set": told,
-            }
-            found = _ends(changed, texts, length, half)
-            if isinstance(found, str):
-                rows.append(Extended(**head, why=found))
-                continue
-            before = plain[factor]
-            gain = None if isinstance(before, str) else over_clusters(scale * (found - before), texts.documents)
-            rows.append(
-                Extended(
-                    **head,
-                    texts=len(texts),
-                    bits=Interval.of(over_clusters(scale * found, texts.documents)),
-                    gain=None if gain is None else Interval.of(gain),
-                )
-            )
+        for length, factor in lengths.items():
+            found, before = _ends(changed, texts, length, half), plain[length]
+            results: dict[str, Any] = {"why": found}
+            if not isinstance(found, str):
+                results = {"texts": len(texts), "bits": Interval.over(scale * found, texts.documents)}
+                if not isinstance(before, str):
+                    results["gain"] = Interval.over(scale * (found - before), texts.documents)
+            rows.append(Extended(name, tuned, length, factor, set=told, **results))
     return Extension(TARGET, steps, tuple(rows))
 
 
@@ -194,21 +174,11 @@ def _ends(model: Decoder, texts: Texts, length: int, half: int) -> np.ndarray | 
     return found if np.isfinite(found).all() else "its losses are not finite."
 
 
-def _longest(
-    task: LanguageTask, split: Split, factors: tuple[int, ...], most: int, seed: int
-) -> tuple[Texts, tuple[int, ...]]:
-    """Texts of the largest available multiple of the training length, and the multiples up to it."""
-    for there in range(len(factors), 1, -1):
-        try:
-            return cut(task.corpus(), split, task.length * factors[there - 1], most, seed), factors[:there]
-        except InputError:
-            continue
-    return cut(task.corpus(), split, task.length * factors[0], most, seed), factors[:1]
-
-
 def _validation(task: LanguageTask, seed: int) -> tuple[Texts, int]:
-    texts, factors = _longest(task, "validation", tuple(range(1, TARGET + 1)), _SEARCHED, seed)
-    return texts, task.length * factors[-1]
+    """Texts of the longest available length up to the target, and that length."""
+    lengths = [task.length * factor for factor in range(1, TARGET + 1)]
+    texts, _ = longest(task.corpus(), "validation", lengths, _SEARCHED, seed)
+    return texts, texts.tokens.shape[1] - 1
 
 
 def _searched(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -17,7 +16,7 @@ from toeplens.ground import InputError, invalid
 from toeplens.ground.reading import Count, Positive, Share
 from toeplens.ground.records import AtLeast1, Each, NearlyShare, Record
 from toeplens.lens import AttentionTrace
-from toeplens.lens.kit.intervals import over_clusters, wilson
+from toeplens.lens.kit.intervals import wilson
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 from toeplens.tasks.corpus import Corpus
@@ -100,25 +99,42 @@ def needles(model: Decoder, task: LanguageTask, *, trials: int = 32, seed: int =
     corpus, rows = task.corpus(), []
     letters = letters_of(corpus)
     for factor in LENGTHS:
-        length = round(factor * task.length)
-
-        def planted(text: np.ndarray, rng: np.random.Generator, depth: float) -> np.ndarray:
-            key, value = rng.choice(letters, KEY), rng.choice(letters, VALUE)
-            ends = np.array([ord("\n") if corpus.raw else corpus.separator])  # newline, or document separator
-            needle, question = np.concatenate((ends, key, value, ends)), np.concatenate((ends, key, value))
-            room = len(text) - len(needle) - len(question)
-            at = round(depth * room)
-            return np.concatenate((text[:at], needle, text[at:room], question))
-
         for depth in DEPTHS:
-            told: dict[str, Any] = {"length": length, "factor": float(factor), "depth": depth}
-
-            def make(text: np.ndarray, rng: np.random.Generator, depth: float = depth) -> np.ndarray:
-                return planted(text, rng, depth)
-
-            found = _asked(model, corpus, length, VALUE, trials, seed, make, least=2 * KEY + 2 * VALUE + 3)
-            rows.append(Needle(**told, why=found) if isinstance(found, str) else Needle(**told, **found))
+            length = round(factor * task.length)
+            found = _needles(model, corpus, letters, length, depth, trials, seed)
+            rows.append(Needle(length, float(factor), depth, **found))
     return Needles(1 / len(letters), tuple(rows))
+
+
+def _needles(
+    model: Decoder,
+    corpus: Corpus,
+    letters: Int[np.ndarray, "m"],
+    length: int,
+    depth: float,
+    trials: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Accuracy and loss on the values of needles, or why they cannot be measured."""
+    least = 2 * KEY + 2 * VALUE + 3
+    if length < least:
+        return {"why": f"length must be at least {least}, got {length}."}
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, length))))
+    ends = np.array([ord("\n") if corpus.raw else corpus.separator])  # newline, or document separator
+
+    def planted(text: np.ndarray) -> np.ndarray:
+        key, value = rng.choice(letters, KEY), rng.choice(letters, VALUE)
+        needle, question = np.concatenate((ends, key, value, ends)), np.concatenate((ends, key, value))
+        room = len(text) - len(needle) - len(question)
+        at = round(depth * room)
+        return np.concatenate((text[:at], needle, text[at:room], question))
+
+    try:
+        texts = cut(corpus, TEST, length, trials, seed)
+        losses, hits = read(model, np.stack([planted(text) for text in texts.tokens]), length - VALUE)
+    except InputError as error:
+        return {"why": str(error)}
+    return {"needles": len(texts), **_told(losses, hits, texts.documents)}
 
 
 def copying(model: Decoder, task: LanguageTask, *, trials: int = 32, seed: int = 0) -> Copying:
@@ -131,16 +147,18 @@ def copying(model: Decoder, task: LanguageTask, *, trials: int = 32, seed: int =
         trials  spans per distance, each in a different text
         seed    seed for drawing texts
     """
-    corpus = task.corpus()
-    return Copying(tuple(_copied(model, corpus, factor, task.length, trials, seed) for factor in DISTANCES))
+    rows = []
+    for factor in DISTANCES:
+        distance = round(factor * task.length)
+        rows.append(Copied(distance, float(factor), **_copied(model, task.corpus(), distance, trials, seed)))
+    return Copying(tuple(rows))
 
 
-def _copied(model: Decoder, corpus: Corpus, factor: float, trained: int, trials: int, seed: int) -> Copied:
-    distance = round(factor * trained)
+def _copied(model: Decoder, corpus: Corpus, distance: int, trials: int, seed: int) -> dict[str, Any]:
+    """The results at one distance, or why there are none."""
     length = distance + SPAN - 1
     if distance < SPAN:
-        why = f"distance: two spans of {SPAN} tokens cannot be {distance} tokens apart."
-        return Copied(distance, float(factor), why=why)
+        return {"why": f"distance: two spans of {SPAN} tokens cannot be {distance} tokens apart."}
     try:
         texts = cut(corpus, TEST, length, trials, seed)
         body = texts.tokens[:, : distance - SPAN]
@@ -148,10 +166,9 @@ def _copied(model: Decoder, corpus: Corpus, factor: float, trained: int, trials:
         losses, hits = read(model, np.concatenate((span, body, span), axis=1), length - (SPAN - GIVEN))
         without, _ = read(model, np.concatenate((other, body, span), axis=1), length - (SPAN - GIVEN))
     except InputError as error:
-        return Copied(distance, float(factor), why=str(error))
-    gain = over_clusters((without - losses).mean(1) / np.log(2), texts.documents)
-    told = _told(losses, hits, texts.documents)
-    return Copied(distance, float(factor), len(texts), **told, gain=Interval.of(gain))
+        return {"why": str(error)}
+    gain = Interval.over((without - losses).mean(1) / np.log(2), texts.documents)
+    return {"spans": len(texts), **_told(losses, hits, texts.documents), "gain": gain}
 
 
 def _donors(documents: Int[np.ndarray, "K"], seed: int) -> tuple[Int[np.ndarray, "K"], Int[np.ndarray, "K"]]:
@@ -167,30 +184,6 @@ def _donors(documents: Int[np.ndarray, "K"], seed: int) -> tuple[Int[np.ndarray,
     return first, second
 
 
-def _asked(
-    model: Decoder,
-    corpus: Corpus,
-    length: int,
-    answers: int,
-    trials: int,
-    seed: int,
-    make: Callable[[Int[np.ndarray, "n1"], np.random.Generator], Int[np.ndarray, "n1"]],
-    *,
-    least: int,
-) -> dict[str, Any] | str:
-    """Accuracy and loss on the last ``answers`` tokens of changed texts, or why they cannot be measured."""
-    if length < least:
-        return f"length must be at least {least}, got {length}."
-    try:
-        texts = cut(corpus, TEST, length, trials, seed)
-        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, length))))
-        changed = np.stack([make(text, rng) for text in texts.tokens])
-        losses, hits = read(model, changed, length - answers)
-    except InputError as error:
-        return str(error)
-    return {"needles": len(texts), **_told(losses, hits, texts.documents)}
-
-
 def _told(
     losses: Float[np.ndarray, "K m"], hits: Bool[np.ndarray, "K m"], documents: Int[np.ndarray, "K"]
 ) -> dict[str, Any]:
@@ -198,7 +191,7 @@ def _told(
     low, high = wilson(round(share * many), many)  # counts each document as one answer
     return {
         "accuracy": Interval(share, min(share, low), max(share, high)),
-        "bits": Interval.of(over_clusters(losses.mean(1) / np.log(2), documents)),
+        "bits": Interval.over(losses.mean(1) / np.log(2), documents),
     }
 
 

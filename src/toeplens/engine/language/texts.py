@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch.nn import functional as F
 
-from toeplens.ground import invalid
+from toeplens.ground import InputError, invalid
 from toeplens.model import Decoder
 from toeplens.tasks import Split
 from toeplens.tasks.corpus import Corpus
@@ -62,15 +62,25 @@ def cut(corpus: Corpus, split: Split, length: int, most: int, seed: int) -> Text
     return Texts(tokens, documents)
 
 
+def longest(corpus: Corpus, split: Split, lengths: Sequence[int], most: int, seed: int) -> tuple[Texts, dict[int, str]]:
+    """Texts of the largest of these lengths that enough documents have, and by larger length why there are none.
+
+    Raises `InputError` if no length has any.
+    """
+    why: dict[int, str] = {}
+    *larger, least = sorted(lengths, reverse=True)
+    for length in larger:
+        try:
+            return cut(corpus, split, length, most, seed), why
+        except InputError as error:
+            why[length] = str(error)
+    return cut(corpus, split, least, most, seed), why
+
+
 def bits_a_byte(corpus: Corpus, split: Split, documents: Int[np.ndarray, "K"]) -> Float[np.ndarray, "K"]:
     """Factor from nats per token to bits per byte for each text: its document's tokens per byte over log 2."""
     tokens = np.diff(corpus.starts(split)) - 1  # without the separator
     return tokens[documents] / corpus.bytes_of(split)[documents] / np.log(2)
-
-
-def at_once(length: int, device: torch.device) -> int:
-    """The number of texts of this length per batch."""
-    return max(1, _TOKENS.get(device.type, _TOKENS["cpu"]) // length)
 
 
 @torch.no_grad()
@@ -84,13 +94,13 @@ def read(
     device = model.readout.weight.device
     model.eval()
     losses, hits = [], []
-    for texts in torch.from_numpy(tokens).split(at_once(tokens.shape[1] - 1, device)):
+    for texts in torch.from_numpy(tokens).split(max(1, _TOKENS[device.type] // (tokens.shape[1] - 1))):
         part = texts.to(device)
         x, context = model.begin(part[:, :-1])
         for layer in range(model.config.num_layers):
             x = model.block(layer).finish(*model.layer_heads(layer, x, context))
         loss, hit = [], []
-        size = max(1, _LOGITS.get(device.type, _LOGITS["cpu"]) // (len(part) * model.config.num_classes))
+        size = max(1, _LOGITS[device.type] // (len(part) * model.config.num_classes))
         for start in range(first, x.shape[1], size):
             logits = precise(model.end(x[:, start : start + size], context))
             labels = part[:, 1 + start : 1 + start + size]

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field
 
-from toeplens.engine import Job, Limits, Workers
-from toeplens.engine.many import OnEvent
+from toeplens.engine import Job, Limits, Workers, run_jobs
+from toeplens.engine.jobs import OnEvent
 from toeplens.ground import InputError, choose
 from toeplens.ground.machine import MOST_SEEDS, within
 from toeplens.ground.records import Record
@@ -22,6 +22,7 @@ from toeplens.papers.deposit.tables import Row, accuracy_table
 from toeplens.studies.kit.cells import Cell, Gathered, jobs_of
 from toeplens.studies.kit.claims import judge
 from toeplens.studies.kit.results import Key, Seeds
+from toeplens.studies.kit.study import RUNS, of_runs
 from toeplens.training import RunSpec, run_spec
 from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS, starting_spec
 
@@ -157,14 +158,18 @@ def reproduce(
         seeds      seeds per cell
         parts      parts of the study, see `PARTS`
         limits     device, deadline, compilation
-        workers    number of processes (default: one per core), or a `toeplens.engine.Cluster`
+        workers    number of processes (default: one per core), or a `toeplens.engine.ClusterOptions`
         on_event   called at every step and finished run, with the run's index in `Plan.jobs`
 
     Protocols, seeds and parts of an existing study in ``out`` are kept.
     """
     choose("scale", scale, SCALES)
     plan = planned(out, scale, protocols, seeds, parts)
-    return Reproduction.carry_out_runs(out, asdict(plan), plan.jobs(), limits, workers, on_event)
+    jobs, out = plan.jobs(), Path(out)
+    limits = of_runs(limits, out, jobs, workers)
+    with Reproduction.opened(out, asdict(plan)) as gathered:
+        run_jobs(jobs, out / RUNS, limits, workers=workers, on_event=on_event)
+    return gathered[0]
 
 
 def planned(out: Path | str, scale: str, protocols: Sequence[Protocol], seeds: int, parts: Sequence[str]) -> Plan:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toeplens.engine import Cluster, Job, Limits, Workers, must_have, plan_workers, run_jobs, spread
-from toeplens.engine.many import OnEvent
+from toeplens.engine import Job, Limits, Workers, cluster_of, must_have, run_jobs, spread
+from toeplens.engine.jobs import OnEvent
 from toeplens.ground import InputError, choose, read_json, write_json
 from toeplens.ground.files import make_directory
 from toeplens.ground.machine import MOST_SEEDS, within
@@ -141,7 +141,7 @@ def check_theory(
         scale      scale of the models whose heads are measured: ``smoke``, ``laptop``, ``desk`` or ``paper``
         seeds      number of seeds of every experiment and of the models
         limits     device, deadline, compilation
-        workers    number of processes (default: one per core), or a `toeplens.engine.Cluster`
+        workers    number of processes (default: one per core), or a `toeplens.engine.ClusterOptions`
         on_event   called at the models' training steps, with the index in `jobs`
         on_record  called with every finished experiment and its seed
     """
@@ -149,20 +149,18 @@ def check_theory(
     within("seeds", seeds, 1, MOST_SEEDS)
     directory = Path(out)
     limits = of_study(limits, directory)
-    if limits.machines is None:  # each machine of a cluster checks its own devices
+    if not cluster_of(workers).on_ray:  # each machine of a cluster checks its own devices
         plan_execution(limits.device, limits.compile, "auto")
     must_have(workers, 1, limits)
-
-    def work() -> None:
+    with Theory.opened(directory, {"scale": scale, "seeds": seeds}) as gathered:
         make_directory(directory / RECORDS)
         places = [(name, seed) for seed in _numbers(seeds) for name in EXPERIMENTS]
         _make_records(places, directory, scale, limits, workers, on_record)
         if not limits.over():
             run_jobs(jobs(scale, seeds), directory / RUNS, limits, workers=workers, on_event=on_event)
-        here = None if isinstance(workers, Cluster) else workers  # a record needs all runs of a seed
+        here = None if cluster_of(workers).on_ray else workers  # a record needs all runs of a seed
         _make_records([(heads.name, seed) for seed in _numbers(seeds)], directory, scale, limits, here, on_record)
-
-    return Theory.carry_out(directory, {"scale": scale, "seeds": seeds}, work)
+    return gathered[0]
 
 
 def jobs(scale: str, seeds: int) -> list[Job]:
@@ -196,21 +194,16 @@ def _make_records(
     missing = [place for place in places if not _path(directory, *place).exists()]
     pieces = [(place, directory, scale) for place in missing]
 
-    def done(index: int, made: Any) -> None:
+    def done(index: int, made: Any) -> bool:
         if made:
             write_json(_path(directory, *missing[index]), made)
             on_record(*missing[index])
+        return made is not None
 
-    if isinstance(workers, Cluster) or plan_workers(max(1, len(missing)), "cpu", workers)[0] > 1:
-        spread(_make, pieces, replace(limits, device="cpu"), workers, on_done=done)
-        return
-    for index, piece in enumerate(pieces):
-        if limits.over():
-            return
-        done(index, _make(piece, limits))
+    spread(_make, pieces, replace(limits, device="cpu"), workers, on_done=done)
 
 
-def _make(piece: tuple[Place, Path, str], limits: Limits, tell: Callable[[Any], None] = lambda what: None) -> Any:
+def _make(piece: tuple[Place, Path, str], limits: Limits, tell: Callable[..., None]) -> Any:
     """One record's content; False if its models are not finished, None if the deadline passed before it started."""
     (name, seed), directory, scale = piece
     if limits.late():

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from toeplens.engine import examples_of
-from toeplens.engine.examples import replayed_at_once
+from toeplens.engine.measures import replayed_at_once
 from toeplens.ground import InputError
 from toeplens.ground.words import or_none
 from toeplens.lens import AttentionTrace, Behaviour, LayerTrace, PatternSums, ablate_heads, behaviour, frequency_use
@@ -87,7 +87,7 @@ def _effects(
     position = {"method": "exact", "intervention": "position"}
     how: dict[str, Any] = position if method == "position" else {"method": method}
     memory: Any = SimpleNamespace(
-        get=lambda key: kept.array(f"heads-{key}"), put=lambda key, found: kept.put(f"heads-{key}", found.tolist())
+        get=lambda key: kept.array(f"heads-{key}"), put=lambda key, found: kept.put_array(f"heads-{key}", found)
     )
     found = ablate_heads(source, batches, metric="loss", cumulative=False, memory=memory, **how)
     if found.check is not None and not found.check.holds:

@@ -72,7 +72,7 @@ def effects_of(work: Work, measured: Sequence[Measured]) -> AuditRecord:
         found = run(
             inputs,
             chosen=left,
-            on_call=lambda number, parts: work.kept.put(f"{name}-{number}", parts.tolist()),
+            on_call=lambda number, parts: work.kept.put_array(f"{name}-{number}", parts),
             on_progress=lambda now, _: say(done + now, total),
             **how,
         )

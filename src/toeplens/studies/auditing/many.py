@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from toeplens.engine import Cluster, Limits, Workers, plan_workers, spread
+from toeplens.engine import Limits, Workers, cluster_of, must_serve, plan_workers, spread
 from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, write_json
 from toeplens.ground.locks import LOCK
 from toeplens.ground.machine import memory, out_of_memory
@@ -149,7 +149,7 @@ class Piece:
         return of_audit(self.name, self.asked, audit) if audit.about.get("request") == self.digest else None
 
 
-def apart(piece: Piece, limits: Limits, tell: Callable[[Any], None]) -> Audited | None:
+def apart(piece: Piece, limits: Limits, tell: Callable[..., None]) -> Audited | None:
     """Audit a model in a separate process; None if interrupted.
 
     ``tell`` receives a description of the current work, the finished amount and the total. An interrupted process is
@@ -170,7 +170,7 @@ def apart(piece: Piece, limits: Limits, tell: Callable[[Any], None]) -> Audited 
             found = hears.recv()
             if not isinstance(found, tuple):
                 return found
-            tell(found)
+            tell(*found)
         return None
     except (EOFError, OSError):
         process.join()
@@ -236,8 +236,8 @@ def audit_many(
         models       directories, GGUF files, names on the hub, or runs' directories
         data         texts by name, or a file of token ids (default: random tokens)
         workers      number of models to audit in parallel on this machine (default: as many as cores and memory allow;
-                     1 on a GPU and for models on the hub, whose size is unknown); or a `toeplens.engine.Cluster`, whose
-                     machines must see ``out`` and the models on disk
+                     1 on a GPU and for models on the hub, whose size is unknown); or
+                     `toeplens.engine.ClusterOptions`, whose machines must see ``out`` and the models on disk
         write        function that writes each audit's page; must be importable
         on_progress  called with a model's name, a description of the current work, the finished amount and the total
         on_done      called with the outcome for each model, and whether it is new
@@ -258,12 +258,13 @@ def audit_many(
         there = is_there(model)
         at, directory = os.path.abspath(model) if there else model, place.absolute() / name
         pieces.append(Piece(name, model, at, there, directory, data, options, digest_of(at, data, options), write))
-    if isinstance(workers, Cluster):
-        workers.must_serve(options.device)
+    cluster = cluster_of(workers)
+    if cluster.on_ray:
+        must_serve(cluster, options.device)
     else:
         place_of(options.device)
-        count, _ = plan_workers(len(pieces), options.device, workers)
-        workers = count if workers is not None else min(count, _room(pieces))
+        count, _ = plan_workers(len(pieces), options.device, cluster.workers)
+        workers = count if cluster.workers is not None else min(count, _room(pieces))
     found: dict[str, Audited] = {}
 
     def written() -> Audits:
@@ -272,11 +273,12 @@ def audit_many(
         write_json(place / RESULT, state.to_dict(), rows="found")
         return state
 
-    def done(each: Audited | None, new: bool) -> None:
+    def done(each: Audited | None, new: bool) -> bool:
         if each is not None:
             found[each.name] = each
             written()
             on_done(each, new)
+        return each is not None
 
     with entered(place, "audits", (RESULT,)):
         written()
@@ -290,7 +292,7 @@ def audit_many(
                 Limits(device=options.device),
                 workers,
                 on_done=lambda index, each: done(each, True),
-                on_told=lambda index, told: on_progress(left[index].name, *told),
+                on_told=lambda index, *told: on_progress(left[index].name, *told),
             )
         return written()
 

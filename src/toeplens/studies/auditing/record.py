@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import pyarrow as pa
 import torch
-from jaxtyping import Float
 from pydantic import ConfigDict, Field, ValidationError, create_model
 
-from toeplens.ground import InputError, reading, write_text
+from toeplens.ground import InputError, reading
+from toeplens.ground.cache import Cache
 from toeplens.ground.errors import sentence
-from toeplens.ground.files import make_directory, read_bytes
 from toeplens.ground.records import NearlyShare, Record
 from toeplens.lens import EstimateCheck
 from toeplens.sources.huggingface.calls import Kind, Side
@@ -322,38 +318,12 @@ class AuditRecord(Record):
 # ---- saved parts, so that an interrupted audit can be resumed -----------------------------------------------------
 
 
-class Kept:
-    """Finished parts in an audit's directory (None saves nothing), under a key of everything that determines them.
-
-    Parts with another key, of other versions of torch or toeplens, or whose content was changed are ignored.
-    """
+class Kept(Cache):
+    """The cache of an audit's directory; the versions of torch and toeplens are part of the key."""
 
     def __init__(self, directory: Path | None, key: Mapping[str, Any]) -> None:
-        self._place = None if directory is None else directory / PARTS
         versions = {"toeplens": __version__, "torch": torch.__version__}
-        self._key = _digest(json.dumps({**key, **versions}, sort_keys=True))
-
-    def get(self, name: str) -> Any:
-        """A part; None if there is none."""
-        try:
-            text = "" if self._place is None else read_bytes(self._place / f"{name}.json").decode()
-            head, _, body = text.partition("\n")
-            return json.loads(body) if head == f"{self._key} {_digest(body)}" else None
-        except (OSError, ValueError):
-            return None
-
-    def put(self, name: str, content: Any) -> None:
-        """Save a part atomically."""
-        if self._place is None:
-            return
-        make_directory(self._place)
-        body = json.dumps(content)
-        write_text(self._place / f"{name}.json", f"{self._key} {_digest(body)}\n{body}")
-
-    def clear(self) -> None:
-        """Remove all parts."""
-        if self._place is not None:
-            shutil.rmtree(self._place, ignore_errors=True)
+        super().__init__(None if directory is None else directory / PARTS, {**key, **versions})
 
     def layer(self, number: int) -> Measured | None:
         """The measures of a call, by its index in the forward pass."""
@@ -363,11 +333,6 @@ class Kept:
     def put_layer(self, number: int, measured: Measured) -> None:
         """Save the measures of a call."""
         self.put(f"layer-{number}", measured.to_dict())
-
-    def array(self, name: str) -> Float[np.ndarray, "..."] | None:
-        """An array, which may contain NaN; saved by ``put`` as a list."""
-        found = self.get(name)
-        return None if found is None else np.asarray(found, dtype=float)
 
 
 def identity(model: Any, name: str | None) -> Any:
@@ -393,7 +358,3 @@ def files_of(directory: Path) -> list[list[Any]]:
     inside = [directory] if directory.is_file() else sorted(directory.iterdir())
     files = [(path, path.stat()) for path in inside if path.is_file()]
     return [[path.name, found.st_size, found.st_mtime_ns] for path, found in files]
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

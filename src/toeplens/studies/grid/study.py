@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from toeplens import tasks
-from toeplens.engine import Job, Limits, Workers
+from toeplens.engine import Job, Limits, Workers, run_jobs
+from toeplens.engine.jobs import OnEvent
 from toeplens.engine.language.texts import cut
-from toeplens.engine.many import OnEvent
 from toeplens.ground import InputError, choose
 from toeplens.ground.errors import first_line, located
 from toeplens.ground.records import Record
@@ -24,6 +24,7 @@ from toeplens.studies.grid.spec import Column, GridSpec, grid_spec, spec_from_ya
 from toeplens.studies.kit.cells import Cell, Gathered, jobs_of
 from toeplens.studies.kit.claims import Claim, Entry, Tests, findings, judge_all
 from toeplens.studies.kit.results import CellResult, Key, Results
+from toeplens.studies.kit.study import RUNS, of_runs
 from toeplens.studies.kit.verdicts import Finding, unknown
 from toeplens.tasks.language import Language, LanguageTask
 from toeplens.training import run_spec
@@ -192,10 +193,11 @@ def study(
 
     Arguments
         limits    device, deadline, compilation
-        workers   number of processes (default: one per core), or a `toeplens.engine.Cluster`
+        workers   number of processes (default: one per core), or a `toeplens.engine.ClusterOptions`
         on_event  called for every step and every finished run, with the run's index in ``jobs_of(cells(spec))``
     """
-    spec = _pinned(spec, Path(out))
+    out = Path(out)
+    spec = _pinned(spec, out)
     jobs = jobs_of(cells(spec))
     for job in jobs:  # check that the text is long enough before training
         task = job.spec.build_task()
@@ -205,7 +207,10 @@ def study(
             task.must_have("test", 1)
             if "bits" in job.measures:
                 cut(task.corpus(), "test", task.length, 2, 0)  # checks for documents that are long enough
-    return Grid.carry_out_runs(out, {"spec": spec.to_yaml()}, jobs, limits, workers, on_event)
+    limits = of_runs(limits, out, jobs, workers)
+    with Grid.opened(out, {"spec": spec.to_yaml()}) as gathered:
+        run_jobs(jobs, out / RUNS, limits, workers=workers, on_event=on_event)
+    return gathered[0]
 
 
 def _pinned(spec: GridSpec, out: Path) -> GridSpec:

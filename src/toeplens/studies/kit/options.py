@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar, get_args
 
 from toeplens.ground import InputError, choose, invalid, shown
-from toeplens.ground.machine import within
+from toeplens.ground.options import MACHINE, check_limits, option
 from toeplens.ground.words import listed
 
 SHORTEST, LONGEST = 64, 1 << 20  # tokens
@@ -19,15 +19,6 @@ MOST_ASKED, SEEDS = 1000, 2**31  # maximum number of items of each kind; largest
 Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 Ablation = Literal["exact", "position", "bands", "attribution", "none"]
 _MOST = 100_000  # maximum of sequences, and of first
-
-
-def option(default: Any, help: str, metavar: str = "N", **about: Any) -> Any:
-    """A field that is also an option of a command.
-
-    ``about`` may have the ``limits`` of a number; ``of_runs``, if it applies to audits of toeplens runs; and its
-    ``flag`` and type, ``typed``, on the command line (default: the field's).
-    """
-    return field(default=default, metadata={"help": help, "metavar": metavar, **about})
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -45,15 +36,11 @@ def taking(options: type[Any]) -> Callable[[Function], Function]:
     return shown_with
 
 
-def _check_limits(options: Any) -> None:
-    for each in fields(options):
-        if limits := each.metadata.get("limits"):
-            within(each.name, getattr(options, each.name), *limits)
-
-
 @dataclass(frozen=True, kw_only=True)
 class AuditOptions:
-    """The options of an audit. Numbers of layers and heads are from 0; in a text such as ``"1,4,9-12"`` from 1.
+    """The options of an audit; those ``of_runs`` also apply to audits of toeplens runs.
+
+    Numbers of layers and heads are from 0; in a text such as ``"1,4,9-12"`` from 1.
 
     max_tokens  a shorter text is one sequence of its own length
     effects     ``exact`` ablates each head; ``attribution`` estimates this from gradients, for language models;
@@ -94,9 +81,13 @@ class AuditOptions:
     changes: tuple[Any, ...] = option(
         (), "Intervention, e.g. 'layers=2 heads=3 output=zero'. Repeatable.", "CHANGE", flag="--change", typed=list[str]
     )
-    dtype: Dtype = "auto"
-    device: str = field(default="auto", metadata={"of_runs": True})
-    pickled: bool = False
+    dtype: Dtype = option(  # noqa: RUF009
+        "auto", "auto, float32, bfloat16, float16 or float64 (default: auto).", "NAME", MACHINE, typed=str
+    )
+    device: str = option("auto", "auto, cpu, cuda or cuda:N (default: auto).", "NAME", MACHINE, of_runs=True)
+    pickled: bool = option(
+        False, "Allow pickle checkpoints. Unsafe: they can execute code.", None, MACHINE, flag="--pickled"
+    )
     seed: int = option(0, "Seed of tokens and needles (default: 0).", limits=(0, SEEDS), of_runs=True)
 
     def __post_init__(self) -> None:
@@ -110,7 +101,7 @@ class AuditOptions:
                 object.__setattr__(self, name, numbers(name, given) if isinstance(given, str) else tuple(given))
         choose("dtype", self.dtype, get_args(Dtype))
         choose("effects", str(self.effects), get_args(Ablation))
-        _check_limits(self)
+        check_limits(self)
         if self.heads == ():
             raise InputError("heads must have at least one entry, got none.")
         for name in ("first", "heads"):
@@ -159,4 +150,4 @@ class Asked:
             if not given or len(set(given)) < len(given) or not all(low <= each <= high for each in given):
                 got = ", ".join(shown(each) if isinstance(each, int) else f"{each:g}" for each in given)
                 raise invalid(name, f"be different numbers from {low} to {high}", got=got or "none")
-        _check_limits(self)
+        check_limits(self)

@@ -6,17 +6,15 @@ A record is results.json (possibly compressed) and claims.json, without the runs
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 
-from toeplens.engine import Job, Limits, Workers, must_have, run_jobs, without_weights
-from toeplens.engine.many import OnEvent
+from toeplens.engine import Job, Limits, Workers, must_have, without_weights
 from toeplens.ground import InputError, choose, parse_json, read_json, write_json
 from toeplens.ground.files import is_leftover, make_directory, read_bytes, unzipped
 from toeplens.ground.locks import LOCK, Busy, locked
@@ -213,12 +211,14 @@ class State:
         write_json(self.directory / CLAIMS_FILE, {**head, "claims": [entry.to_dict() for entry in self.entries]})
 
     @classmethod
-    def carry_out(cls, directory: Path, asked: dict[str, Any], work: Callable[[], Any]) -> Self:
-        """Run ``work`` in the directory of the study ``asked`` for, which is created if needed; gather the results.
+    @contextmanager
+    def opened(cls, directory: Path, asked: dict[str, Any]) -> Iterator[list[Self]]:
+        """The directory of the study ``asked`` for, created if needed, and locked against other processes.
 
-        The directory is locked against other processes. Raises `InputError` if it holds another study, or the study at
-        another scale.
+        At the end the results are gathered; they are then in the yielded list. Raises `InputError` if the directory
+        holds another study, or the study at another scale.
         """
+        gathered: list[Self] = []
         _open_directory(directory)
         with locked(directory, "study"):
             had = _open_directory(directory)
@@ -232,43 +232,11 @@ class State:
             make_directory(directory / RUNS)
             started = time.monotonic()
             try:
-                work()
+                yield gathered
             finally:
                 spent = round(had[_SECONDS] + time.monotonic() - started, 1)
                 write_json(directory / STUDY, {**read_json(directory / STUDY), _SECONDS: spent})
-                state = cls.gather(directory)
-        return state
-
-    @classmethod
-    def carry_out_runs(
-        cls,
-        out: Path | str,
-        asked: dict[str, Any],
-        jobs: Sequence[Job],
-        limits: Limits | None,
-        workers: Workers,
-        on_event: OnEvent | None,
-    ) -> Self:
-        """`carry_out` for a study that consists of runs only.
-
-        Raises `InputError` if existing runs do not belong to the study, or lack weights that are needed.
-        """
-        limits, out, runs = of_study(limits, Path(out)), Path(out), Path(out) / RUNS
-        must_have(workers, len(jobs), limits)
-        _open_directory(out)
-        names = {job.spec.name for job in jobs}
-        there = {run.name for run in runs.iterdir()} if runs.is_dir() else set[str]()
-        if there and not names & there and not (out / STUDY).exists():
-            raise InputError(
-                f"out: none of the {len(there)} runs in {runs} belongs to this study's {len(names)}. Set their scale, "
-                "protocol and parts, or choose another directory."
-            )
-        if limits.publish is None and (kept := without_weights(jobs, runs)):
-            raise InputError(
-                f"out: {len(kept)} finished runs in {runs} have no weights to measure (first: {kept[0].spec.name}). "
-                "Delete these runs to train them again, or choose another directory."
-            )
-        return cls.carry_out(out, asked, partial(run_jobs, jobs, runs, limits, workers=workers, on_event=on_event))
+                gathered.append(cls.gather(directory))
 
 
 def read_study(directory: Path) -> dict[str, Any] | None:
@@ -323,8 +291,25 @@ def of_study(limits: Limits | None, out: Path) -> Limits:
     return replace(limits, group=limits.group if limits.group is not None else out.absolute().name)
 
 
-def limits_for(time_budget: float | None, limits: Limits) -> Limits:
-    """``limits`` with a deadline ``time_budget`` seconds from now, minus a reserve for writing the results."""
-    if time_budget is None:
-        return limits
-    return replace(limits, deadline=time.time() + time_budget - min(20.0, 0.25 * time_budget))
+def of_runs(limits: Limits | None, out: Path, jobs: Sequence[Job], workers: Workers) -> Limits:
+    """The limits of a study in ``out`` that consists of runs only.
+
+    Raises `InputError` if these workers cannot run the jobs, and for existing runs that do not belong to the study or
+    lack weights that are needed.
+    """
+    limits = of_study(limits, out)
+    must_have(workers, len(jobs), limits)
+    _open_directory(out)
+    runs, names = out / RUNS, {job.spec.name for job in jobs}
+    there = {run.name for run in runs.iterdir()} if runs.is_dir() else set[str]()
+    if there and not names & there and not (out / STUDY).exists():
+        raise InputError(
+            f"out: none of the {len(there)} runs in {runs} belongs to this study's {len(names)}. Set their scale, "
+            "protocol and parts, or choose another directory."
+        )
+    if limits.publish is None and (kept := without_weights(jobs, runs)):
+        raise InputError(
+            f"out: {len(kept)} finished runs in {runs} have no weights to measure (first: {kept[0].spec.name}). "
+            "Delete these runs to train them again, or choose another directory."
+        )
+    return limits

@@ -126,21 +126,19 @@ def examine(
 
     making = Making(loaded, plan, directory, report)
     making.check()
-
-    def work() -> None:
+    with Pretrained.opened(directory, asked) as gathered:
         make_directory(directory / PIECES)
         for at, (name, kind) in enumerate(pieces, 1):
             if limits.over():
-                return
+                break
             if not path_of(directory, name).exists():
                 try:
                     making.make(name, kind)
                 except _Stopped:
-                    return
+                    break
                 shutil.rmtree(directory / PIECES / f"{name}.parts", ignore_errors=True)
                 on_piece(name, at, len(pieces))
-
-    return Pretrained.carry_out(directory, asked, work)
+    return gathered[0]
 
 
 def _nature(loaded: Loaded) -> dict[str, Any]:

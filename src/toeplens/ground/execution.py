@@ -1,0 +1,165 @@
+"""How work is run: device, deadline and loggers (`ExecutionOptions`), worker processes or Ray (`ClusterOptions`)."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from toeplens.ground.errors import choose, invalid
+from toeplens.ground.options import CLUSTER, MACHINE, TRAINING, check_limits, option
+
+CompileMode = Literal["auto", "on", "off"]
+LOGGERS = ("tensorboard", "wandb", "mlflow")
+MOST_STACKED = 256  # maximum number of models in a stack; each holds a file open
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
+_BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_NUMBER = r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*"
+
+
+def clocks() -> tuple[float, float]:
+    """The wall clock and the monotonic clock."""
+    return time.time(), time.monotonic()
+
+
+def seconds(text: str) -> float:
+    """``90s``, ``9m``, ``2h`` or plain seconds."""
+    match = re.fullmatch(rf"{_NUMBER}([smh]?)\s*", text)
+    if match is None or float(match[1]) <= 0:
+        raise invalid("time_budget", "be a positive time such as 90s, 9m or 2h", text)
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+@dataclass(frozen=True)
+class ExecutionOptions:
+    """When and how work is run.
+
+    time_budget         e.g. ``90s``, ``9m`` or ``2h``: sets the deadline, with a reserve for writing the results
+    device, compile     see `toeplens.training.plan_execution`
+    stack               number of models of equal shape trained together; None: as many as fill a GPU, and 1 on a CPU
+    follow              names of loggers for each run's evaluations: ``tensorboard``, ``wandb``, ``mlflow``
+    checkpoint_seconds  maximum amount of work lost when killed
+    deadline            `time.time()` by which to stop; later changes of the system clock have no effect
+    should_stop         called before every unit of work
+    publish             URL to fetch runs from and publish them to, see `toeplens.engine.remote`; None for no URL
+    group               group name of the runs in loggers; a study uses the name of its directory
+    """
+
+    time_budget: str | None = option(None, "Stop after e.g. 90s, 9m or 2h; resumable.", "TIME", MACHINE)
+    device: str = option("auto", "auto, cpu, cuda or cuda:N (default: auto).", "NAME", MACHINE)
+    compile: str = option("auto", "torch.compile: auto, on or off (default: auto).", "WHEN", TRAINING)
+    stack: int | None = option(
+        None, "Models trained as one batch (default: auto).", panel=TRAINING, limits=(1, MOST_STACKED)
+    )
+    follow: tuple[str, ...] = option(
+        (), "Log to tensorboard, wandb or mlflow; repeatable.", "NAME", TRAINING, typed=list[str]
+    )
+    checkpoint_seconds: float = 30.0
+    deadline: float | None = None
+    should_stop: Callable[[], bool] = lambda: False
+    publish: str | None = None
+    group: str | None = None
+    made: tuple[float, float] = field(default_factory=clocks, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+        follow = tuple(dict.fromkeys(choose("follow", each, LOGGERS) for each in self.follow))
+        object.__setattr__(self, "follow", follow)
+        if self.time_budget is not None:
+            budget = seconds(self.time_budget)
+            object.__setattr__(self, "deadline", self._now() + budget - min(20.0, 0.25 * budget))
+            object.__setattr__(self, "time_budget", None)  # its time has begun
+
+    def late(self, ahead: float = 0.0) -> bool:
+        """Whether work of ``ahead`` seconds would exceed the deadline."""
+        return self.deadline is not None and self._now() + ahead >= self.deadline
+
+    def over(self, ahead: float = 0.0) -> bool:
+        """Whether to stop instead of starting work of ``ahead`` seconds."""
+        return self.should_stop() or self.late(ahead)
+
+    def left(self) -> float | None:
+        """Seconds until the deadline."""
+        return None if self.deadline is None else self.deadline - self._now()
+
+    def _now(self) -> float:
+        wall, steady = self.made
+        return wall + time.monotonic() - steady
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Where pieces of work run: in processes on this machine, or on a Ray cluster.
+
+    workers          maximum number of parallel pieces; None: one per core, or as many as the cluster has room for
+    engine           ``local`` or ``ray``
+    address          ``HOST:PORT`` of the cluster's head, from one of its machines; ``auto`` for the cluster on this
+                     machine; None to start Ray on this machine for this process
+    cpus_per_cell    cores and threads per piece (default: 1)
+    gpus_per_cell    GPUs per piece (default: 0); 0.25 runs four pieces on each GPU
+    memory_per_cell  memory reserved per piece, e.g. ``4G``; None for none
+    """
+
+    workers: int | None = option(None, "Number of processes (default: one per core).", panel=MACHINE)
+    engine: str = option("local", "local or ray (a cluster) (default: local).", "NAME", MACHINE)
+    address: str | None = option(None, "Head node HOST:PORT, or auto (default: start Ray).", "NODE", CLUSTER)
+    cpus_per_cell: float | None = option(None, "Cores per model (default: 1).", panel=CLUSTER)
+    gpus_per_cell: float | None = option(None, "GPUs per model; may be 0.25 (default: 0).", panel=CLUSTER)
+    memory_per_cell: str | None = option(None, "Memory per model, e.g. 4G (default: none).", "SIZE", CLUSTER)
+
+    def __post_init__(self) -> None:
+        if choose("engine", self.engine, ("local", "ray")) == "local":
+            for name in ("address", "cpus_per_cell", "gpus_per_cell", "memory_per_cell"):
+                if (given := getattr(self, name)) is not None:
+                    raise invalid(name, "not be set without --engine ray", given)
+        elif self.workers is not None and self.workers < 1:
+            raise invalid("workers", "be at least 1", self.workers)
+        for name, given, zero in (("cpus_per_cell", self.cpus, False), ("gpus_per_cell", self.gpus, True)):
+            if not (given > 0 or (zero and given == 0)) or (given > 1 and given % 1):
+                low = "0 or more" if zero else "over 0"
+                raise invalid(name, f"be {low}, and a whole number if it is over 1", given)
+        _ = self.memory  # raises
+
+    @property
+    def on_ray(self) -> bool:
+        """Whether pieces run on a Ray cluster."""
+        return self.engine == "ray"
+
+    @property
+    def cpus(self) -> float:
+        """Cores per piece."""
+        return 1.0 if self.cpus_per_cell is None else self.cpus_per_cell
+
+    @property
+    def gpus(self) -> float:
+        """GPUs per piece."""
+        return self.gpus_per_cell or 0.0
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes reserved per piece."""
+        if self.memory_per_cell is None:
+            return None
+        match = re.fullmatch(rf"{_NUMBER}([KMGT]?)B?\s*", self.memory_per_cell, re.IGNORECASE)
+        if match is None or float(match[1]) <= 0:
+            raise invalid("memory_per_cell", "be a positive size such as 500M or 4G", self.memory_per_cell)
+        return int(float(match[1]) * _BYTES[match[2].upper()])
+
+    def device(self, asked: str) -> str:
+        """The device of a Ray worker: ``auto`` is a GPU if pieces have (part of) one."""
+        return ("cuda" if self.gpus else "cpu") if asked == "auto" else asked
+
+    def machines(self, device: str) -> str:
+        """A description of a Ray cluster's machines, without connecting."""
+        amount, what = (self.cpus, "core") if self.device(device) == "cpu" else (self.gpus, "GPU")
+        return f"a cluster's machines: {amount:g} {what}{'s' if amount > 1 else ''} per cell"
+
+
+Workers = int | ClusterOptions | None  # a number of processes on this machine (None: one per core), or options
+
+
+def cluster_of(workers: Workers) -> ClusterOptions:
+    """Workers as options."""
+    return workers if isinstance(workers, ClusterOptions) else ClusterOptions(workers)

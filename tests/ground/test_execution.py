@@ -1,0 +1,103 @@
+"""How work is run: what options come to and what they refuse, and deadlines that no change of a clock moves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from toeplens.ground import InputError, execution
+from toeplens.ground.execution import LOGGERS, ClusterOptions, ExecutionOptions, cluster_of, seconds
+from toeplens.training.loggers import OPENERS
+
+RAY = {"engine": "ray"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("90s", 90), ("9m", 540), ("2h", 7200), ("5", 5), ("0.5m", 30), (" 7 s ", 7)]
+)
+def test_times_are_read_as_people_write_them(text: str, expected: float):
+    assert seconds(text) == expected
+
+
+@pytest.mark.parametrize(("budget", "reserve"), [("9m", 20), ("25s", 6.25)])
+def test_a_time_budget_leaves_time_to_write_everything_down(budget: str, reserve: float):
+    given = ExecutionOptions(time_budget=budget)
+    left = given.left()
+    assert left is not None
+    assert left == pytest.approx(seconds(budget) - reserve, abs=2)
+    assert replace(given, device="cpu").deadline == given.deadline, "it begins once"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"stack": 0}, "^stack must be from 1 to 256, got 0"),
+        ({"stack": 257}, "^stack must be from 1 to 256, got 257"),
+        ({"follow": ("tensorbord",)}, r"^follow must be .*, got 'tensorbord'; did you mean 'tensorboard'\?"),
+        ({"time_budget": "5 minutes"}, "^time_budget must be a positive time such as"),
+        ({"time_budget": "0s"}, "^time_budget must be a positive time such as"),
+    ],
+)
+def test_what_cannot_be_is_refused(given: dict[str, Any], says: str):
+    with pytest.raises(InputError, match=says):
+        ExecutionOptions(**given)
+
+
+def test_loggers_are_known_by_name_each_once():
+    assert ExecutionOptions(follow=("wandb", "tensorboard", "wandb")).follow == ("wandb", "tensorboard")
+    assert tuple(OPENERS) == LOGGERS
+
+
+def test_work_is_over_when_someone_says_so_or_time_is_up_whatever_the_clock_is_set_to(monkeypatch: pytest.MonkeyPatch):
+    wall, steady = [100.0], [7.0]
+    monkeypatch.setattr(execution, "time", SimpleNamespace(time=lambda: wall[0], monotonic=lambda: steady[0]))
+    assert not ExecutionOptions().over(1e9)
+    assert ExecutionOptions(should_stop=lambda: True).over()
+    assert ExecutionOptions(deadline=100.0).over()
+    assert not ExecutionOptions(deadline=101.0).over()
+    assert ExecutionOptions(deadline=101.0).over(ahead=1.0)
+    asked = ExecutionOptions(deadline=110.0)
+    wall[0], steady[0] = 20.0, 16.0  # set back after 9 seconds
+    assert (asked.over(), asked.left()) == (False, 1.0)
+    steady[0] = 17.0
+    assert replace(asked, device="cpu").over()
+
+
+def test_workers_are_a_number_or_options():
+    assert cluster_of(None) == cluster_of(ClusterOptions()) == ClusterOptions()
+    assert cluster_of(3) == ClusterOptions(workers=3)
+    given = ClusterOptions(**RAY, cpus_per_cell=2.0, gpus_per_cell=0.25, memory_per_cell="1.5G")
+    assert (given.cpus, given.gpus, given.memory, given.on_ray) == (2.0, 0.25, 1_500_000_000, True)
+    assert (ClusterOptions(**RAY).cpus, ClusterOptions(**RAY).gpus, ClusterOptions(**RAY).memory) == (1.0, 0.0, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"engine": "slurm"}, "^engine must be one of local, ray, got 'slurm'"),
+        ({"address": "head:6379"}, "^address must not be set without --engine ray, got 'head:6379'"),
+        (RAY | {"memory_per_cell": "much"}, "^memory_per_cell must be a positive size such as 500M or 4G, got 'much'"),
+        (RAY | {"cpus_per_cell": 0.0}, "^cpus_per_cell must be over 0, and a whole number if .*, got 0.0"),
+        (RAY | {"gpus_per_cell": 1.5}, "^gpus_per_cell must be 0 or more, and a whole number if .*, got 1.5"),
+        (RAY | {"workers": 0}, "^workers must be at least 1, got 0"),
+    ],
+)
+def test_a_cluster_that_cannot_be_is_refused(given: dict[str, Any], says: str):
+    with pytest.raises(InputError, match=says):
+        ClusterOptions(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "asked", "device", "said"),
+    [
+        ({}, "auto", "cpu", "a cluster's machines: 1 core per cell"),
+        ({"gpus_per_cell": 0.25}, "auto", "cuda", "a cluster's machines: 0.25 GPU per cell"),
+        ({"gpus_per_cell": 1.0, "cpus_per_cell": 4.0}, "cpu", "cpu", "a cluster's machines: 4 cores per cell"),
+    ],
+)
+def test_a_device_is_the_workers_and_not_this_machines(given: dict[str, Any], asked: str, device: str, said: str):
+    cluster = ClusterOptions(**RAY, **given)
+    assert (cluster.device(asked), cluster.machines(asked)) == (device, said)
