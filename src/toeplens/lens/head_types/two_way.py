@@ -431,8 +431,8 @@ class _Tile:
     def _none(self, rows: Int[Tensor, "C"]) -> Sums:
         """Empty sums, centred on the mean of these rows."""
         means = [x.mean(-2, keepdim=True) for x in (self._contents(rows), self.at(rows))]
-        nothing = [Moments(0, x, x.new_zeros(*x.shape[:-2], x.shape[-1], x.shape[-1])) for x in means]
-        return Sums(*nothing, torch.zeros_like(means[0][..., 0, 0]))
+        contents, positions = (Moments(0, x, x.new_zeros(*x.shape[:-2], x.shape[-1], x.shape[-1])) for x in means)
+        return Sums(contents, positions, torch.zeros_like(means[0][..., 0, 0]))
 
     def _contents(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "b k 1 C d"]:
         return self.movable.ordered(self.content[:, :, rows]).unsqueeze(2)
