@@ -8,9 +8,8 @@ from typing import Any
 from toeplens.papers.deposit.claims.common import RIVALS, Test
 from toeplens.papers.deposit.labels import Label, title
 from toeplens.studies.kit.claims import MARGIN
-from toeplens.studies.kit.contrasts import contrast
 from toeplens.studies.kit.results import ACCURACY, SKILLED, CellResult, Figure, Results, skill
-from toeplens.studies.kit.verdicts import ENOUGH, Finding, below, one_sided, unknown
+from toeplens.studies.kit.verdicts import ENOUGH, Finding, below, contrast, one_sided, unknown
 from toeplens.training.presets import COUNT, DISTANCE, starting_spec
 from toeplens.training.spec import run_spec
 
