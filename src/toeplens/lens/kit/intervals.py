@@ -74,10 +74,10 @@ def over_clusters(values: Float[np.ndarray, "n"], clusters: Int[np.ndarray, "n"]
     if len(values) == 0:
         raise InputError("values must have at least one entry, got none.")
     mean = float(values.mean())
-    _, which = np.unique(clusters, return_inverse=True)
-    sums = np.bincount(which, weights=values - mean)
-    if len(sums) == 1:
+    different, which = np.unique(clusters, return_inverse=True)
+    if len(different) == 1:
         return Estimate(mean, -np.inf, np.inf, 1)
+    sums = np.bincount(which, weights=values - mean)
     worth = len(values) ** 2 / float((np.bincount(which).astype(float) ** 2).sum())
     error = np.sqrt((sums**2).sum() * worth / (worth - 1)) / len(values)
     half = float(stdtrit(max(1.0, worth - 1), TAILS[1]) * error)

@@ -89,7 +89,7 @@ class NotThere(InputError):
         return type(self)(self.field, self.number, self.last, 1)
 
 
-class _OfLayer(Record):
+class _OfLayer:
     side: Side
     kind: Kind
     layer: reading.Count
@@ -101,7 +101,7 @@ class _OfLayer(Record):
 
 
 @dataclass(frozen=True)
-class HeadRecord(_OfLayer):
+class HeadRecord(_OfLayer, Record):
     """One head. The fields up to ``effect_high`` and the properties below are the table's `COLUMNS`."""
 
     LATER = ("decay", "kernel", "massive_q", "massive_k", "offset", "retrieval", "duplicate")
@@ -158,7 +158,7 @@ class HeadRecord(_OfLayer):
 
 
 @dataclass(frozen=True)
-class LayerRecord(_OfLayer):
+class LayerRecord(_OfLayer, Record):
     """One attention call of the model, in the order of the forward pass."""
 
     LATER = ("deposit", "dead", "tabled", "chunk", "used", "logit", "undecided")
@@ -197,7 +197,7 @@ class LayerRecord(_OfLayer):
 
 
 @dataclass(frozen=True)
-class BandRecord(_OfLayer):
+class BandRecord(_OfLayer, Record):
     """A frequency band of a layer's rotation, and the effect of freezing it in all of the layer's heads."""
 
     WORDS = "audit"

@@ -241,7 +241,7 @@ def _width(cell: CellResult) -> float:
 
 def _goes_with(
     words: str, of: Callable[[CellResult], float], counts: Callable[[CellResult], bool], without: str, sign: int
-) -> Check[Results]:
+) -> Callable[[Results], list[Finding]]:
     """Is an encoding's value rank-correlated (with this sign) with its first layer's spectral range?
 
     The units are encodings, each with its mean over seeds, as seeds of one encoding are not independent encodings.
