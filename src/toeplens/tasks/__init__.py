@@ -1,11 +1,13 @@
 """Tasks: `names()`, `build(name, **options)`. Data are deterministic and streamed, with disjoint train and test sets.
 
-To add a task, write a class in the file of its family and add it to `_KINDS`.
+To add a task, write a class with a ``name`` in the file of its family; a new family is a file and its name in
+`_FAMILIES`.
 """
 
 from __future__ import annotations
 
 import inspect
+from importlib import import_module
 from typing import Any
 
 from toeplens.ground import InputError, choose, shown
@@ -19,25 +21,14 @@ from toeplens.tasks.sequences import Addition, Copy, Reverse, Sort
 from toeplens.tasks.synthetic import MarkovLanguage, NestedLanguage
 from toeplens.tasks.triggers import TriggerCount, TriggerDistance
 
-_KINDS = (
-    TriggerDistance,
-    TriggerCount,
-    Index,
-    Retrieval,
-    Mix,
-    Recall,
-    ContextualCount,
-    Parity,
-    Dyck,
-    Copy,
-    Reverse,
-    Sort,
-    Addition,
-    Language,
-    MarkovLanguage,
-    NestedLanguage,
-)
-_TASKS: dict[str, type[Task]] = {kind.name: kind for kind in _KINDS}
+# the modules of this package, in the order of the list of names
+_FAMILIES = ("triggers", "lookup", "counting", "sequences", "language", "synthetic")
+_TASKS: dict[str, type[Task]] = {
+    kind.name: kind
+    for family in _FAMILIES
+    for kind in vars(import_module(f"toeplens.tasks.{family}")).values()
+    if isinstance(kind, type) and issubclass(kind, Task) and "name" in vars(kind)
+}
 
 
 def names() -> tuple[str, ...]:
