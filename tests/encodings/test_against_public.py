@@ -109,13 +109,6 @@ def test_interleaved_rope_is_rotary_embedding_torchs(base: float) -> None:
     agree(later, theirs.rotate_queries_or_keys(q, offset=300), 1e-4)
 
 
-def test_interleaved_rope_is_x_transformers() -> None:
-    freqs, scale = x_transformers.RotaryEmbedding(D)(POSITIONS)
-    q, k = queries_and_keys(torch.float32)
-    for a, x in zip(build("rope").rotate(q, k, POSITIONS, POSITIONS), (q, k), strict=True):
-        agree(a, x_transformers.apply_rotary_pos_emb(x, freqs, scale), 2e-5)
-
-
 # ---- biases ---------------------------------------------------------------------------------------------------------
 
 
@@ -177,14 +170,6 @@ def table(layout: str, base: float = 10000.0) -> Tensor:
 @pytest.mark.parametrize("public", [MarianSinusoidalPositionalEmbedding, RoFormerSinusoidalPositionalEmbedding])
 def test_the_sinusoid_in_halves_is_marians_and_roformers(public: type) -> None:
     agree(table("halves"), public(N, H * D).create_weight(), 1e-7)
-
-
-def test_the_sinusoid_in_halves_is_gpt_js_and_x_transformers() -> None:
-    agree(table("halves"), gptj.create_sinusoidal_positions(N, H * D), 1e-5)
-    scaled = x_transformers.ScaledSinusoidalEmbedding(H * D)
-    with torch.no_grad():
-        scaled.scale.fill_(1.0)
-        agree(table("halves"), scaled(torch.empty(1, N)), 1e-5)
 
 
 def test_the_interleaved_sinusoid_is_xlms() -> None:
