@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.encodings.samples import SIZES, agree, build, randomised
+from tests.encodings.samples import SIZES, agree, build, randomised, softplus
 from tests.encodings.samples import build as samples_build
 from torch import Tensor
 from x_transformers import x_transformers
@@ -193,10 +193,6 @@ def by_loops(function: Any, q_positions: list[int], k_positions: list[int]) -> T
 
 
 QUERIES_KERNEL, KEYS_KERNEL = [7, 8, 30, 1000, -3], [0, 5, 9, -20, 999, 1000, 4]
-
-
-def softplus(x: float) -> float:
-    return math.log1p(math.exp(x))
 
 
 def test_kerple_is_its_two_kernels() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.encodings.samples import SIZES, agree, draw, pair_by_pair, vectors
+from tests.encodings.samples import SIZES, agree, draw, pair_by_pair, sigmoid, softplus, vectors
 from tests.encodings.samples import build as samples_build
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -137,10 +137,6 @@ def seeing(encoding: CumulativeBias, x: Tensor, *, rows: Tensor | None = None, c
     return Seen(keys[:, :, : rows.shape[-1]], keys, rows, encoding.note(x), causal=causal)
 
 
-def softplus(x: float) -> float:
-    return math.log1p(math.exp(x))
-
-
 def by_loops(name: str, options: dict[str, Any], encoding: CumulativeBias, x: Tensor) -> Tensor:
     """The published sums over the tokens between key and query, one at a time."""
     bias = torch.zeros(B, H, x.shape[1], x.shape[1], dtype=torch.float64)
@@ -245,10 +241,6 @@ def by_angles(q: Tensor, k: Tensor, angles: Any, pairing: str) -> Tensor:
         return cmath.exp(1j * (angles[b][h][i][t] - angles[b][h][j][t]))
 
     return pair_by_pair(q, k, factor, pairing).real * SCALE
-
-
-def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x))
 
 
 # ---- Selective RoPE -------------------------------------------------------------------------------------------------

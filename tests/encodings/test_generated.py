@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.linalg import expm
-from tests.encodings.samples import SIZES, agree, draw, randomised
+from tests.encodings.samples import SIZES, agree, draw, randomised, softplus
 from tests.encodings.samples import build as samples_build
 from torch import Tensor
 
@@ -166,10 +166,6 @@ def test_the_kernel_has_the_angles_of_the_rotation(name: str, options: dict[str,
 B, N_GRAPE, W = 2, 6, 24
 PLACES = torch.tensor([-5, 0, 1, 9, 30, 12])
 SCALE = D**-0.5
-
-
-def softplus(x: float) -> float:
-    return math.log1p(math.exp(x))
 
 
 def added(encoding: PositionalEncoding, q: Tensor, k: Tensor, x: Tensor, places: Tensor) -> Tensor:

@@ -13,7 +13,18 @@ import pytest
 import scipy.linalg
 import torch
 from rotary_embedding_torch import RotaryEmbedding
-from tests.encodings.samples import SIZES, agree, build, draw, pair_by_pair, pairs_of, rope, turned_logits, vectors
+from tests.encodings.samples import (
+    SIZES,
+    agree,
+    build,
+    draw,
+    pair_by_pair,
+    pairs_of,
+    rope,
+    softplus,
+    turned_logits,
+    vectors,
+)
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -228,10 +239,6 @@ def test_p_rope_is_the_proportional_rope_of_transformers(p: float) -> None:
 
 def logits_polar(encoding: PositionalEncoding, q: Tensor, k: Tensor, places: Tensor = PLACES) -> Tensor:
     return turned_logits(encoding, q, k, places)
-
-
-def softplus(x: float) -> float:
-    return math.log1p(math.exp(x))
 
 
 def test_popes_logits_are_the_formulas() -> None:

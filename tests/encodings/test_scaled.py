@@ -19,6 +19,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import solve_ivp
+from tests.encodings.samples import vectors
 from torch import Tensor
 from transformers import (
     DeepseekV3Config,
@@ -97,13 +98,6 @@ def build(name: str = "scaled-rope", *, head_dim: int = D, max_len: int = LONGES
 
 def at_length(encoding: Rotary, length: int) -> Tensor:
     return encoding.frequencies_at(torch.arange(length))[0]
-
-
-def random_heads(length: int, *, head_dim: int = D, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    shape = (B, H, length, head_dim)
-    q, k = (torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for _ in range(2))
-    return q, k
 
 
 def apart(ours: Tensor, theirs: Tensor) -> float:
@@ -310,7 +304,7 @@ def test_a_models_config_is_taken_as_it_is(model: str, start: int) -> None:
     config = copy.deepcopy(config)
     encoding = build(head_dim=head_dim, max_len=config.max_position_embeddings, **config.rope_parameters)
     positions = torch.arange(start, start + 32)
-    q, k = random_heads(32, head_dim=head_dim, dtype=torch.float32)
+    q, k = vectors(32, H, head_dim, torch.float32)
     cos, sin = rotary(config)(q, positions.unsqueeze(0))
     if cos.shape[-1] == encoding.frequencies.shape[-1]:  # gpt-oss keeps one of the two halves
         cos, sin = torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
@@ -336,7 +330,7 @@ def test_a_sequence_is_as_long_as_its_own_keys_say(parameters: dict[str, Any]) -
     assert together.shape == (3, 1, D // 2)
     for b, length in enumerate((8, 351, 1)):
         assert torch.equal(together[b, 0], at_length(encoding, length))
-    q, k = (x[:1].expand(3, -1, -1, -1) for x in random_heads(8))
+    q, k = (x[:1].expand(3, -1, -1, -1) for x in vectors(8, H, D))
     for whole, x in zip(encoding.rotate(q, k, rows, rows), (q, k), strict=True):
         for b, row in enumerate(rows):
             assert apart(whole[b : b + 1], encoding.rotate(x[b : b + 1], x[b : b + 1], row, row)[0]) <= 1e-12
@@ -347,7 +341,7 @@ def test_a_sequence_is_as_long_as_its_own_keys_say(parameters: dict[str, Any]) -
 def test_the_kernel_is_that_of_the_longest_text_and_carries_the_squared_factor(parameters: dict[str, Any]) -> None:
     encoding = build(**parameters)
     positions = torch.arange(LONGEST)
-    q, k = random_heads(LONGEST)
+    q, k = vectors(LONGEST, H, D)
     kernel = encoding.kernel((positions.unsqueeze(-1) - positions).flatten()).unflatten(-1, (LONGEST, LONGEST))[0]
     n = kernel.shape[0]
     pairs_q, pairs_k = (torch.complex(x[..., :n], x[..., n : 2 * n]) for x in (q, k))
@@ -595,7 +589,7 @@ def test_gemma_3s_layers_turn_as_transformers_turns_them() -> None:
     config = Gemma3TextConfig()
     encoding = build(head_dim=config.head_dim, max_len=1000, layer_types=config.layer_types, **config.rope_parameters)
     theirs, p = gemma3.Gemma3RotaryEmbedding(config), torch.arange(50)
-    q, k = (x.float() for x in random_heads(50, head_dim=config.head_dim))
+    q, k = (x.float() for x in vectors(50, H, config.head_dim))
     for layer in (0, config.layer_types.index("full_attention")):
         cos, sin = theirs(q, p.unsqueeze(0), config.layer_types[layer])
         wanted = gemma3.apply_rotary_pos_emb(q, k, cos, sin)
@@ -608,7 +602,7 @@ def test_gemma_3s_layers_turn_as_transformers_turns_them() -> None:
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_sections_are_those_of_mrope(interleaved: bool) -> None:
-    sections, q_and_k = [4, 2, 2], random_heads(9)
+    sections, q_and_k = [4, 2, 2], vectors(9, H, D)
     encoding = build(type="mrope", mrope_section=sections, mrope_interleaved=interleaved, rope_theta=1e6)
     sizes = {"d_model": 2 * D, "num_heads": 2, "head_dim": D, "max_len": 64}
     mrope = encodings.build("mrope", sections=sections, interleaved_sections=interleaved, **sizes)
@@ -623,7 +617,7 @@ def test_ministrals_queries_grow_by_the_logarithm_of_their_place() -> None:
     config = Ministral3Config()
     encoding = build(head_dim=config.head_dim, max_len=config.max_position_embeddings, **config.rope_parameters)
     p = torch.tensor([0, 16383, 16384, 40000, 200_000])
-    q, k = random_heads(5, head_dim=config.head_dim)
+    q, k = vectors(5, H, config.head_dim)
     plain = {name: value for name, value in config.rope_parameters.items() if name != "llama_4_scaling_beta"}
     before = build(head_dim=config.head_dim, max_len=config.max_position_embeddings, **plain).rotate(q, k, p, p)
     after = encoding.rotate(q, k, p, p)
