@@ -33,7 +33,7 @@ from toeplens.encodings.conformance import Specimen
 from toeplens.encodings.cpu_attention import attend_blocked, is_faster
 from toeplens.ground import InputError
 
-# ---- chunks, gradients --------------------------------------------------------------------------------------
+# ---- chunks, gradients, widths --------------------------------------------------------------------------------------
 
 B, N = 2, 12
 KINDS = ("nope", "rope", "alibi", "t5", "mla", "fox", "shaw", "cope", "urpe", "dape-v2", "path", "carope")
@@ -82,6 +82,14 @@ def test_chunks_of_queries_have_the_same_gradients(name: str) -> None:
     assert len(gradients[0]) == len(gradients[1])
     for whole, parts in zip(*gradients, strict=True):
         assert torch.allclose(whole, parts, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["rope", "alibi", "fox"])
+@pytest.mark.parametrize("width", [4, 20])
+def test_values_may_have_another_width_than_queries(name: str, width: int) -> None:
+    given = inputs(build(name))
+    v = torch.randn(B, 3, N, width, dtype=torch.float64)
+    assert torch.allclose(attend(v=v, **given), attention_weights(**given) @ v, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("form", [partial(attend, v=values()), attention_logits, attention_weights])

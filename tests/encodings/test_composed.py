@@ -78,6 +78,10 @@ def test_input_vectors_add_and_the_published_factor_is_that_of_the_one_which_has
     x = draw(2, N, SIZES["d_model"])
     wanted = x + part(encoding, 0).embed(x * 0, PLACES) + part(encoding, 2).state_dict()["weight"][:N]
     agree(encoding.embed(x, PLACES), wanted, 1e-12)
+    for other, acting in (("rope", "rope"), ("nope", "sinusoidal")):
+        kernel = build(other, "sinusoidal").kernel(PLACES)
+        assert kernel is not None
+        assert torch.equal(kernel, encodings.build(acting, **SIZES).kernel(PLACES))
     assert (encoding.scale, encoding.coupling, encoding.also_couples) == (1.0, "bias", ("input",))
     assert encoding.bounded
     assert "max_len" in refusal(lambda: encoding.check_positions(torch.tensor([64])))
