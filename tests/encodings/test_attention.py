@@ -327,7 +327,7 @@ def test_shapes_that_do_not_go_together_are_refused(change: dict[str, Any], sent
         attend(**{"q": q, "k": k, "v": v, **told, **change})
 
 
-# ---- 16 bits and autocast --------------------------------------------------------------------------------------------
+# ---- 16 bits and autocast -------------------------------------------------------------------------------------------
 
 SIZES_BITS = {"d_model": 64, "num_heads": 4, "head_dim": 16, "max_len": 512}
 N_BITS = 400  # positions over 256 are not whole in bfloat16
@@ -423,7 +423,7 @@ def test_xpos_checks_the_range_of_the_dtype_that_products_are_in(monkeypatch: py
         encoding.rotate(q, k, places, places)
 
 
-# ---- blocks on the CPU -----------------------------------------------------------------------------------------------
+# ---- blocks on the CPU ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)

@@ -31,11 +31,6 @@ def turned(encoding: PositionalEncoding, x: Tensor, places: Tensor) -> Tensor:
     return encoding.rotate(x, x, places, places)[0].detach()
 
 
-def logits(encoding: PositionalEncoding, q: Tensor, k: Tensor, places: Tensor) -> Tensor:
-    turned_q, turned_k = encoding.rotate(q, k, places, places)
-    return turned_q @ turned_k.mT
-
-
 def apply(matrices: list[list[np.ndarray]], x: Tensor) -> Tensor:
     """Each head's and token's matrix times its vector."""
     rows = [[matrices[h][n] @ x[b, h, n].numpy() for n in range(N)] for b in range(len(x)) for h in range(H)]

@@ -24,7 +24,7 @@ from toeplens.encodings.lengths import following_position, segment_positions
 
 # ---- wavelengths, imaginary heads -----------------------------------------------------------------------------------
 
-B, H, D, N = 2, 3, 8, 6
+H, D = 3, 8
 PLACES = torch.tensor([-5, 0, 1, 9, 300, 12345])
 
 

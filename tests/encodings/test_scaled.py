@@ -56,7 +56,7 @@ from toeplens.ground import InputError
 
 # ---- rules of rope types ---------------------------------------------------------------------------------------------
 
-B, H, D, LONGEST = 2, 2, 16, 64
+H, D, LONGEST = 2, 16, 64
 LISTS = {"short_factor": [1.0 + 0.05 * t for t in range(D // 2)], "long_factor": [1.5**t for t in range(D // 2)]}
 CASES: list[dict[str, Any]] = [
     {"rope_type": "default"},
@@ -511,7 +511,7 @@ def test_frequencies_beyond_a_turn_keep_their_phases_exact() -> None:
     encoding = build_clex(down_std=0.4)
     exact = encoding.by_scale(16)[-1].detach()
     assert float(exact.max()) > 1e4
-    q, k = torch.randn(2, B, H, 6, D, dtype=torch.float64)
+    q, k = vectors(6, H, D)
     here, there = (
         attention_logits(q, k, encoding=encoding, q_positions=p, k_positions=p, scale=1.0, causal=False)
         for p in (torch.arange(6) + 10**4, torch.arange(6) + 10**6)

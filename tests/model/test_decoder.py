@@ -38,7 +38,6 @@ LENGTHS = torch.tensor([4, 9, 6])
 PROTOCOLS = get_args(Protocol)
 
 NAMES = ("learned", *(name for name in REPRESENTATIVES if name != "stick-breaking"))  # which never sees later keys
-every_encoding = pytest.mark.parametrize("encoding", NAMES)
 every_case = pytest.mark.parametrize(
     ("encoding", "protocol"),
     [(name, "paper") for name in NAMES]
@@ -153,7 +152,7 @@ def test_a_repeated_context_is_the_context_of_the_repeated_batch(encoding: str, 
 
 
 @pytest.mark.parametrize("source", ["layer", "embeddings"])
-@every_encoding
+@pytest.mark.parametrize("encoding", NAMES)
 def test_a_causal_decoder_does_not_see_later_tokens(encoding: str, source: str) -> None:
     if latent(encoding) and source == "embeddings":
         return  # latent attention takes its keys and values from the layer alone, and says so
