@@ -31,6 +31,7 @@ from transformers.models.gpt_neox import modeling_gpt_neox as gpt_neox
 from transformers.models.gptj import modeling_gptj as gptj
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
+from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.roformer.modeling_roformer import RoFormerSinusoidalPositionalEmbedding
 from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.models.xlm.modeling_xlm import create_sinusoidal_embeddings
@@ -95,17 +96,24 @@ def test_interleaved_rope_is_rotary_embedding_torchs(base: float) -> None:
     agree(later, theirs.rotate_queries_or_keys(q, offset=300), 1e-4)
 
 
+def test_interleaved_rope_is_x_transformers() -> None:
+    freqs, scale = x_transformers.RotaryEmbedding(D)(POSITIONS)
+    q, k = vectors(N, H, D, torch.float32)
+    for a, x in zip(build("rope").rotate(q, k, POSITIONS, POSITIONS), (q, k), strict=True):
+        agree(a, x_transformers.apply_rotary_pos_emb(x, freqs, scale), 2e-5)
+
+
 # ---- biases ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_heads", [4, 6, 8, 12, 16])
-def test_alibi_is_blooms(num_heads: int) -> None:
-    """Bloom adds m_h j, which a softmax over keys cannot tell from -m_h (i - j): its value at j less that at i."""
+def test_alibi_is_blooms_and_mpts(num_heads: int) -> None:
+    """They add m_h j, which a softmax over keys cannot tell from -m_h (i - j): its value at j less that at i."""
     at_key = build_alibi_tensor(torch.ones(1, N), num_heads, torch.float32).double()
-    theirs = at_key - at_key.transpose(1, 2)
     ours = build("alibi", num_heads=num_heads, head_dim=4).bias(POSITIONS, POSITIONS)
     causal = torch.ones(N, N).tril()
-    agree(ours.double() * causal, theirs * causal, 2e-5)
+    for theirs in (at_key, build_mpt_alibi_tensor(num_heads, N).double()):
+        agree(ours.double() * causal, (theirs - theirs.transpose(-2, -1)) * causal, 2e-5)
     agree(build("alibi", num_heads=num_heads, head_dim=4).slopes, at_key[:, 0, 1], 1e-7)
 
 

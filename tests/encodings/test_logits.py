@@ -363,6 +363,30 @@ def test_each_logit_is_the_network_on_its_row_with_nothing_beside_what_is_visibl
         assert float((ours[b, :, i, j] - wanted).abs().max()) < 1e-12
 
 
+@every_dape
+def test_it_is_the_released_layers_but_for_the_ends_of_the_map(name: str, options: dict) -> None:
+    """The program: both maps cut to the lower triangle, and two padded convolutions over them, heads first."""
+    encoding = build_map(name, **options)
+    q, k = draw(2, B, H, N, D)
+    size = encoding.inward.weight.shape[-1]
+    width, half = encoding.inward.out_channels, size // 2
+    theirs = nn.Sequential(
+        nn.Conv2d(encoding.inward.in_channels, width, (1, size), (1, 1), (0, half)),
+        nn.LeakyReLU(),
+        nn.Conv2d(width, H, (1, size), (1, 1), (0, half)),
+    ).double()
+    with torch.no_grad():
+        for layer, source in ((theirs[0], encoding.inward), (theirs[2], encoding.outward)):
+            layer.weight.copy_(source.weight)
+            layer.bias.copy_(source.bias)
+        scores, bias = maps(encoding, q, k)
+        wanted = theirs(torch.cat((scores, bias), dim=1).tril()) + scores + (bias if bias.numel() else 0)
+        apart = (logits_of(encoding, q, k).masked_fill(~PAST, 0) - wanted.masked_fill(~PAST, 0)).abs()
+    assert float(apart[..., half : N - half].max()) < 1e-12
+    assert bool((apart[..., :half] > 1e-3).any()) == (half > 0)
+    assert bool((apart[..., N - half :] > 1e-3).any()) == (half > 0)
+
+
 def test_masks_may_differ_by_head() -> None:
     encoding, (q, k) = build_map("dape-v2"), draw(2, B, H, N, D)
     window = PAST & ~torch.ones(N, N, dtype=torch.bool).tril(-3)

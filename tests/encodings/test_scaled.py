@@ -35,6 +35,7 @@ from transformers import (
     Phi3Config,
     PhimoeConfig,
     PretrainedConfig,
+    Qwen2Config,
     Qwen2VLTextConfig,
     Qwen3VLTextConfig,
 )
@@ -48,6 +49,7 @@ from transformers.models.llama import modeling_llama as llama
 from transformers.models.ministral3 import modeling_ministral3 as ministral3
 from transformers.models.phi3 import modeling_phi3 as phi3
 from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
+from transformers.models.qwen2 import modeling_qwen2 as qwen2
 
 from toeplens import encodings
 from toeplens.encodings import Rotary, attention_logits, conformance
@@ -280,6 +282,21 @@ MODELS = {
             rope_parameters={"rope_theta": 500000.0, **LLAMA_3_1},
         ),
         llama.LlamaRotaryEmbedding,
+        128,
+    ),
+    "Qwen 2.5, long texts": (
+        Qwen2Config(
+            hidden_size=256,
+            num_attention_heads=2,
+            max_position_embeddings=32768,
+            rope_parameters={
+                "factor": 4.0,
+                "original_max_position_embeddings": 32768,
+                "rope_theta": 1000000.0,
+                "type": "yarn",
+            },
+        ),
+        qwen2.Qwen2RotaryEmbedding,
         128,
     ),
     "Phi-3": (phi3_config(), phi3.Phi3RotaryEmbedding, 96),
