@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cmath
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -74,6 +75,14 @@ def pair_by_pair(
             x * y.conjugate() * factor(b, h, row, column, t) for t, (x, y) in enumerate(pairs)
         )
     return made
+
+
+def softplus(x: float) -> float:
+    return math.log1p(math.exp(x))
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
 
 
 def rope(offset: float, t: int, width: int = 8, base: float = 10000.0) -> complex:

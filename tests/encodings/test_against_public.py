@@ -6,12 +6,15 @@ and product, so agreement is asked to 2e-5 at positions under 128; where it can 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from rotary_embedding_torch import RotaryEmbedding
+from tests.encodings.samples import agree, vectors
+from tests.encodings.samples import build as samples_build
 from torch import Tensor
 from transformers import (
     DeepseekV2Config,
@@ -28,39 +31,23 @@ from transformers.models.gpt_neox import modeling_gpt_neox as gpt_neox
 from transformers.models.gptj import modeling_gptj as gptj
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
+from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.roformer.modeling_roformer import RoFormerSinusoidalPositionalEmbedding
 from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.models.xlm.modeling_xlm import create_sinusoidal_embeddings
 from x_transformers import x_transformers
 
-from toeplens import encodings
-from toeplens.encodings import PositionalEncoding
 from toeplens.model import DecoderConfig, LatentAttention
 
 B, H, D, N = 2, 4, 16, 128
 POSITIONS = torch.arange(N)
 
-
-def build(name: str, *, num_heads: int = H, head_dim: int = D, **options: Any) -> PositionalEncoding:
-    d_model = num_heads * head_dim
-    return encodings.build(name, d_model=d_model, num_heads=num_heads, head_dim=head_dim, max_len=512, **options)
-
-
-def queries_and_keys(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    q, k = (torch.randn(B, H, N, D, generator=generator, dtype=torch.float64).to(dtype) for _ in range(2))
-    return q, k
+build = partial(samples_build, d_model=H * D, num_heads=H, head_dim=D, max_len=512)
 
 
 def angles(rotary_dim: int = D, base: float = 10000.0) -> np.ndarray:
     """i base^(-2t/d), written once more without torch."""
     return np.outer(np.arange(N), base ** -(np.arange(0, rotary_dim, 2) / rotary_dim))
-
-
-def agree(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
-    assert ours.shape == theirs.shape
-    assert ours.dtype == theirs.dtype
-    assert float((ours - theirs).detach().abs().max()) <= tolerance
 
 
 # ---- rotary ---------------------------------------------------------------------------------------------------------
@@ -70,7 +57,7 @@ def agree(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
 def test_rope_in_halves_is_llamas_and_partial_rope_gpt_neoxs(width: int) -> None:
     """In float32 with their tables; in float64 with tables of our own."""
     sizes = {"hidden_size": H * D, "num_attention_heads": H}
-    q, k = queries_and_keys(torch.float32)
+    q, k = vectors(N, H, D, torch.float32)
     if width == D:
         ours, apply = build("rope", pairing="half"), llama.apply_rotary_pos_emb
         cos, sin = llama.LlamaRotaryEmbedding(LlamaConfig(**sizes))(q, POSITIONS.unsqueeze(0))
@@ -81,7 +68,7 @@ def test_rope_in_halves_is_llamas_and_partial_rope_gpt_neoxs(width: int) -> None
     assert cos.shape[-1] == width
     for a, b in zip(ours.rotate(q, k, POSITIONS, POSITIONS), apply(q, k, cos, sin), strict=True):
         agree(a, b, 2e-5)
-    q, k = queries_and_keys(torch.float64)
+    q, k = vectors(N, H, D)
     table = torch.from_numpy(np.concatenate([angles(width), angles(width)], axis=-1)).unsqueeze(0)
     for a, b in zip(ours.rotate(q, k, POSITIONS, POSITIONS), apply(q, k, table.cos(), table.sin()), strict=True):
         agree(a, b, 1e-12)
@@ -89,11 +76,11 @@ def test_rope_in_halves_is_llamas_and_partial_rope_gpt_neoxs(width: int) -> None
 
 def test_interleaved_rope_is_gpt_js() -> None:
     ours = build("rope")
-    q, k = queries_and_keys(torch.float32)
+    q, k = vectors(N, H, D, torch.float32)
     sin, cos = gptj.create_sinusoidal_positions(N, D).unsqueeze(0).chunk(2, dim=-1)
     for a, x in zip(ours.rotate(q, k, POSITIONS, POSITIONS), (q, k), strict=True):
         agree(a, gptj.apply_rotary_pos_emb(x.transpose(1, 2), sin, cos).transpose(1, 2), 2e-5)
-    q, k = queries_and_keys(torch.float64)
+    q, k = vectors(N, H, D)
     table = torch.from_numpy(angles()).unsqueeze(0)
     for a, x in zip(ours.rotate(q, k, POSITIONS, POSITIONS), (q, k), strict=True):
         agree(a, gptj.apply_rotary_pos_emb(x.transpose(1, 2), table.sin(), table.cos()).transpose(1, 2), 1e-12)
@@ -102,7 +89,7 @@ def test_interleaved_rope_is_gpt_js() -> None:
 @pytest.mark.parametrize("base", [10000.0, 500000.0])
 def test_interleaved_rope_is_rotary_embedding_torchs(base: float) -> None:
     ours, theirs = build("rope", base=base), RotaryEmbedding(D, theta=base)
-    q, k = queries_and_keys(torch.float32)
+    q, k = vectors(N, H, D, torch.float32)
     for a, x in zip(ours.rotate(q, k, POSITIONS, POSITIONS), (q, k), strict=True):
         agree(a, theirs.rotate_queries_or_keys(x), 2e-5)
     later = ours.rotate(q, k, POSITIONS + 300, POSITIONS)[0]
@@ -111,7 +98,7 @@ def test_interleaved_rope_is_rotary_embedding_torchs(base: float) -> None:
 
 def test_interleaved_rope_is_x_transformers() -> None:
     freqs, scale = x_transformers.RotaryEmbedding(D)(POSITIONS)
-    q, k = queries_and_keys(torch.float32)
+    q, k = vectors(N, H, D, torch.float32)
     for a, x in zip(build("rope").rotate(q, k, POSITIONS, POSITIONS), (q, k), strict=True):
         agree(a, x_transformers.apply_rotary_pos_emb(x, freqs, scale), 2e-5)
 
@@ -120,13 +107,13 @@ def test_interleaved_rope_is_x_transformers() -> None:
 
 
 @pytest.mark.parametrize("num_heads", [4, 6, 8, 12, 16])
-def test_alibi_is_blooms(num_heads: int) -> None:
-    """Bloom adds m_h j, which a softmax over keys cannot tell from -m_h (i - j): its value at j less that at i."""
+def test_alibi_is_blooms_and_mpts(num_heads: int) -> None:
+    """They add m_h j, which a softmax over keys cannot tell from -m_h (i - j): its value at j less that at i."""
     at_key = build_alibi_tensor(torch.ones(1, N), num_heads, torch.float32).double()
-    theirs = at_key - at_key.transpose(1, 2)
     ours = build("alibi", num_heads=num_heads, head_dim=4).bias(POSITIONS, POSITIONS)
     causal = torch.ones(N, N).tril()
-    agree(ours.double() * causal, theirs * causal, 2e-5)
+    for theirs in (at_key, build_mpt_alibi_tensor(num_heads, N).double()):
+        agree(ours.double() * causal, (theirs - theirs.transpose(-2, -1)) * causal, 2e-5)
     agree(build("alibi", num_heads=num_heads, head_dim=4).slopes, at_key[:, 0, 1], 1e-7)
 
 
@@ -177,14 +164,6 @@ def table(layout: str, base: float = 10000.0) -> Tensor:
 @pytest.mark.parametrize("public", [MarianSinusoidalPositionalEmbedding, RoFormerSinusoidalPositionalEmbedding])
 def test_the_sinusoid_in_halves_is_marians_and_roformers(public: type) -> None:
     agree(table("halves"), public(N, H * D).create_weight(), 1e-7)
-
-
-def test_the_sinusoid_in_halves_is_gpt_js_and_x_transformers() -> None:
-    agree(table("halves"), gptj.create_sinusoidal_positions(N, H * D), 1e-5)
-    scaled = x_transformers.ScaledSinusoidalEmbedding(H * D)
-    with torch.no_grad():
-        scaled.scale.fill_(1.0)
-        agree(table("halves"), scaled(torch.empty(1, N)), 1e-5)
 
 
 def test_the_interleaved_sinusoid_is_xlms() -> None:

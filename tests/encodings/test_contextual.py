@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.encodings.samples import SIZES, agree, draw, pair_by_pair, vectors
+from tests.encodings.samples import SIZES, agree, draw, pair_by_pair, sigmoid, softplus, vectors
 from tests.encodings.samples import build as samples_build
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -67,17 +67,6 @@ def test_cope_counts_the_gates_between_query_and_key(causal: bool, hidden: set[i
     mask = torch.tensor([j not in hidden for j in range(N)])[None, None, None] if hidden else None
     ours = logits(encoding, q, k, causal=causal, mask=mask)
     agree(ours, cope_by_loops(encoding, q, k, causal=causal, hidden=hidden), 1e-10)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_cope_counts_for_queries_that_are_some_of_the_keys(causal: bool) -> None:
-    encoding = build("cope")
-    q, k = vectors(N)
-    whole = logits(encoding, q, k, causal=causal)
-    rows = torch.tensor([[8, 0], [4, 5]])
-    some = torch.stack([q[b][:, rows[b]] for b in range(B)])
-    wanted = torch.stack([whole[b][:, rows[b]] for b in range(B)])
-    agree(logits(encoding, some, k, causal=causal, rows=rows), wanted, 1e-12)
 
 
 @pytest.mark.parametrize("positions_max", [4, 16])
@@ -146,10 +135,6 @@ def seeing(encoding: CumulativeBias, x: Tensor, *, rows: Tensor | None = None, c
     keys = torch.zeros(B, H, x.shape[1], D, dtype=torch.float64)
     rows = torch.arange(x.shape[1]) if rows is None else rows
     return Seen(keys[:, :, : rows.shape[-1]], keys, rows, encoding.note(x), causal=causal)
-
-
-def softplus(x: float) -> float:
-    return math.log1p(math.exp(x))
 
 
 def by_loops(name: str, options: dict[str, Any], encoding: CumulativeBias, x: Tensor) -> Tensor:
@@ -232,16 +217,6 @@ def test_the_forgetting_gate_is_x_transformers() -> None:
     agree(ours.bias(p, p, seeing(ours, x)).tril(), theirs(x).tril(), 1e-12)
 
 
-def test_they_start_as_published_and_each_layer_on_its_own() -> None:
-    fox, cable = (encodings.build(name, **{**SIZES, "d_model": 2000}) for name in ("fox", "cable"))
-    for layer in (fox.gate, cable.stride, cable.weight):
-        assert not layer.bias.any()
-        assert float(layer.weight.detach().std()) == pytest.approx(0.02, rel=0.05)
-    assert not torch.equal(fox.for_layer(1).gate.weight, fox.gate.weight)
-    later = encodings.build("fox", **SIZES, bias_init=2.0).for_layer(1)
-    assert bool((later.gate.bias == 2).all())
-
-
 # ---- angles ---------------------------------------------------------------------------------------------------------
 
 N_ANGLE, W = 6, 24
@@ -266,10 +241,6 @@ def by_angles(q: Tensor, k: Tensor, angles: Any, pairing: str) -> Tensor:
         return cmath.exp(1j * (angles[b][h][i][t] - angles[b][h][j][t]))
 
     return pair_by_pair(q, k, factor, pairing).real * SCALE
-
-
-def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x))
 
 
 # ---- Selective RoPE -------------------------------------------------------------------------------------------------
@@ -322,19 +293,6 @@ def test_selective_rope_turns_by_the_sum_of_the_tokens_steps(options: dict[str, 
     agree(logits_angle(encoding, q, k, x), by_angles(q, k, angles, encoding.pairing), 1e-10)
 
 
-@pytest.mark.parametrize("options", [{}, {"conv_size": None}])
-def test_a_convolution_keeps_to_its_text(options: dict[str, Any]) -> None:
-    encoding = build_angle("selective-rope", **options)
-    q, k, x = content_angle()
-    texts = torch.tensor([[4, 4, 4, 1, 1, 7]] * B)
-    seen = Seen.of(q, k, notes=encoding.note(x), texts=texts)
-    packed = encoding.rotate(q, k, PLACES, PLACES, seen=seen)
-    for part in (slice(0, 3), slice(3, 5), slice(5, 6)):
-        q_part, k_part = packed[0][:, :, part], packed[1][:, :, part]
-        apart = logits_angle(encoding, q[:, :, part], k[:, :, part], x[:, part], PLACES[part])
-        agree(q_part @ k_part.mT * SCALE, apart, 1e-12)
-
-
 # ---- RePo -----------------------------------------------------------------------------------------------------------
 
 
@@ -353,11 +311,6 @@ def test_repo_turns_each_token_by_the_place_that_it_takes(options: dict[str, Any
                 place = sum(float(w) * y for w, y in zip(encoding.place_of.weight[h], hidden, strict=True))
                 angles[b][h].append([place * base ** (-2 * t / D) for t in range(D // 2)])
     agree(logits_angle(encoding, q, k, x), by_angles(q, k, angles, encoding.pairing), 1e-10)
-
-
-def test_repo_is_an_eighth_as_wide_as_the_model() -> None:
-    assert encodings.build("repo", **SIZES).gate.weight.shape == (3, W)
-    assert encodings.build("repo", **SIZES | {"d_model": 6}).gate.weight.shape == (1, 6)
 
 
 # ---- TAPA -----------------------------------------------------------------------------------------------------------
@@ -413,18 +366,10 @@ def by_products(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, rows: Tensor) -> 
 # ---- the products ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("block", [1, 3, 4, 64])
-def test_the_sweep_is_the_product_of_the_matrices(block: int) -> None:
-    q, k, w, beta = inputs(13)
-    rows = torch.arange(13)
-    ours = accumulate(q, k, w, beta, rows, block=block)
-    assert float((ours - by_products(q, k, w, beta, rows)).abs().max()) < 1e-12
-
-
 @given(data=st.data())
 @settings(max_examples=15, deadline=None)
 def test_any_rows_in_any_order_and_by_sequence(data: st.DataObject) -> None:
-    length = data.draw(st.integers(1, 9), label="length")
+    length = data.draw(st.integers(1, 13), label="length")
     count = data.draw(st.integers(1, 4), label="queries")
     by_sequence = data.draw(st.booleans(), label="by sequence")
     shape = (B, count) if by_sequence else (count,)
@@ -447,17 +392,6 @@ def test_it_is_the_published_decoding_in_which_each_token_updates_all_cached_key
         cached = torch.cat((cached, k[:, :, t : t + 1]), dim=2)
         wanted = (cached @ q[:, :, t, :, None]).squeeze(-1)
         assert float((ours[:, :, t, : t + 1] - wanted).abs().max()) < 1e-12
-
-
-def test_without_strength_it_is_the_plain_product_and_a_full_reflection_keeps_norms() -> None:
-    q, k, w, beta = inputs(11)
-    rows = torch.arange(11)
-    assert torch.equal(accumulate(q, k, w, 0 * beta, rows, block=4), accumulate(q, k, 0 * w, beta, rows, block=4))
-    assert float((accumulate(q, k, w, 0 * beta, rows) - q @ k.transpose(-1, -2)).abs().max()) < 1e-14
-    basis = torch.eye(D, dtype=torch.float64).expand(B, H, D, D)
-    last = torch.full((D,), 10)
-    carried = accumulate(basis, k, w, torch.full_like(beta, 2.0), last, block=4)  # column j: the carried key j
-    assert float((carried.norm(dim=-2) - k.norm(dim=-1)).abs().max()) < 1e-12
 
 
 def test_it_has_the_right_gradients() -> None:
@@ -543,19 +477,6 @@ def test_keys_after_the_query_are_compared_as_they_stand_and_not_forgotten() -> 
     bias = encoding.bias(p, p, seen=seen)
     assert not bias[..., future].any()
     assert bool((bias[..., ~future.T & ~torch.eye(length, dtype=torch.bool)] <= 0).all())
-
-
-@pytest.mark.parametrize("autocast", [False, True])
-def test_bfloat16_is_worked_in_float32(autocast: bool) -> None:
-    encoding, length = build_path("path").bfloat16(), 40
-    q, k, _, _ = (y.bfloat16() for y in inputs(length))
-    notes = encoding.note(draw(B, length, 24).bfloat16())
-    assert notes.dtype == torch.bfloat16
-    p = torch.arange(length)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        ours = encoding.score(q, k, p, p, seen=Seen(q, k, p, notes))
-    w, beta = encoding.transformations(notes.float())
-    assert torch.equal(ours, accumulate(q.float(), k.float(), w, beta, p).bfloat16())
 
 
 def test_far_sums_of_gates_lose_nothing() -> None:

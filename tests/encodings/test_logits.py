@@ -23,8 +23,8 @@ from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert as wav2vec2
 from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
 
 from toeplens import encodings
-from toeplens.encodings import PositionalEncoding, attend, attention_logits, attention_weights, conformance
-from toeplens.encodings.logits import URPE, DAPEv2
+from toeplens.encodings import PositionalEncoding, attend, attention_logits, attention_weights
+from toeplens.encodings.logits import DAPEv2
 
 # ---- relative vectors -----------------------------------------------------------------------------------------------
 
@@ -387,51 +387,6 @@ def test_it_is_the_released_layers_but_for_the_ends_of_the_map(name: str, option
     assert bool((apart[..., N - half :] > 1e-3).any()) == (half > 0)
 
 
-def test_the_network_on_ropes_scores_turns_before_it_scores() -> None:
-    encoding = build_map("dape", base="rope")
-    assert encoding.overrides("rotate")
-    assert not build_map("dape").overrides("rotate")
-    assert encoding.inward.in_channels == H
-    conformance.check("dape", skip=["compile"], base="rope")
-
-
-def test_the_first_version_is_a_perceptron_on_each_pair() -> None:
-    encoding = build_map("dape", base="kerple-log")
-    q, k = draw(2, B, H, N, D)
-    theirs = nn.Sequential(nn.Linear(2 * H, 32), nn.LeakyReLU(), nn.Linear(32, H)).double()
-    with torch.no_grad():
-        for layer, source in ((theirs[0], encoding.inward), (theirs[2], encoding.outward)):
-            layer.weight.copy_(source.weight.flatten(1))
-            layer.bias.copy_(source.bias)
-        scores, bias = maps(encoding, q, k)
-        pairs = torch.cat((scores, bias), dim=1).movedim(1, -1)
-        wanted = scores + bias + theirs(pairs).movedim(-1, 1)
-        assert float((logits_of(encoding, q, k) - wanted)[..., PAST].abs().max()) < 1e-12
-
-
-@every_dape
-def test_a_row_depends_on_its_visible_keys_alone(name: str, options: dict) -> None:
-    """Cut off after the query, or shown among hidden keys on both sides: the same logits."""
-    encoding, hidden = build_map(name, **options), 4
-    q, k = draw(2, B, H, N, D)
-    with torch.no_grad():
-        whole = logits_of(encoding, q, k)
-        for n in range(1, N):
-            assert (
-                float((logits_of(encoding, q[:, :, :n], k[:, :, :n])[:, :, -1] - whole[:, :, n - 1, :n]).abs().max())
-                < 1e-12
-            )
-        if options.get("base") == "fire":
-            return  # it counts from position 0
-        padded = torch.cat((1e3 * draw(B, H, hidden, D, seed=7), k), dim=2)
-        mask = torch.arange(N + hidden) >= hidden
-        for causal in (True, False):
-            alone = logits_of(encoding, q, k, causal=causal)
-            beside = logits_of(encoding, q, padded, mask=mask.expand(B, 1, 1, -1), causal=causal)
-            finite = alone.isfinite()
-            assert float((beside[..., hidden:] - alone)[finite].abs().max()) < 1e-12
-
-
 def test_masks_may_differ_by_head() -> None:
     encoding, (q, k) = build_map("dape-v2"), draw(2, B, H, N, D)
     window = PAST & ~torch.ones(N, N, dtype=torch.bool).tril(-3)
@@ -470,27 +425,6 @@ def test_weights_are_a_softmax_times_a_factor_of_the_offset(base: str) -> None:
                 wanted[:, :, i, j] = row[:, :, j] * factor
     assert float((weights - wanted).abs().max()) < 1e-12
     assert float((out - wanted @ v).abs().max()) < 1e-12
-
-
-def test_it_starts_as_its_base() -> None:
-    torch.manual_seed(0)
-    encoding = encodings.build("urpe", **SIZES)
-    assert isinstance(encoding, URPE)
-    assert torch.equal(encoding.factors.weight, torch.ones(127, H))
-    wide = encodings.build("urpe", **SIZES, init_std=0.5)
-    assert isinstance(wide, URPE)
-    assert 0.3 < float(wide.factors.weight.detach().std()) < 0.7
-    assert encoding.for_layer(3) is encoding
-
-
-def test_without_a_base_it_couples_to_the_weights_alone() -> None:
-    with_base, without = build_map("urpe"), build_map("urpe", base="none")
-    assert (with_base.also_couples, without.also_couples) == (("bias",), ())
-    assert (with_base.fixed_bias, without.fixed_bias) == (True, False)
-    offsets = torch.arange(-5, 6)
-    assert torch.equal(with_base.kernel(offsets), with_base.base.kernel(offsets))
-    assert without.kernel(offsets) is None
-    assert without.bias(offsets, offsets) is None
 
 
 # ---- stick-breaking -------------------------------------------------------------------------------------------------

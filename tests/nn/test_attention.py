@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,7 +16,6 @@ from toeplens.ground import InputError
 from toeplens.nn import Attention, Cache
 
 NAMES = (*REPRESENTATIVES, "rope-dynamic")  # whose frequencies depend on the length
-GROUPED = [name for name in REPRESENTATIVES if name != "mla"]
 N = 11
 TOLERANCE = 1e-9  # float64, of outputs about 1
 
@@ -112,7 +110,7 @@ def test_what_works_along_the_text_takes_contiguous_masks_alone(name: str) -> No
         attention(x, mask=holes)
 
 
-@pytest.mark.parametrize("name", REPRESENTATIVES)
+@pytest.mark.parametrize("name", [*REPRESENTATIVES, "selective-rope"])
 def test_packed_texts_are_as_apart(name: str) -> None:
     attention, x = layer(name), tokens()
     segments = torch.tensor([[3] * 4 + [1] * 5 + [2] * 2, [0] * N])
@@ -120,18 +118,6 @@ def test_packed_texts_are_as_apart(name: str) -> None:
     for some in (slice(0, 4), slice(4, 9), slice(9, N)):
         close(out[:1, some], attention(x[:1, some]))
     close(out[1:], attention(x[1:]))
-
-
-@pytest.mark.parametrize("name", GROUPED)
-def test_grouped_keys_are_repeated_ones(name: str) -> None:
-    grouped = layer(name, num_key_heads=2)
-    whole = layer(name)
-    copied = copy.deepcopy(grouped.state_dict())
-    for key in ("k", "v"):
-        weight = copied[f"projections.{key}.weight"].unflatten(0, (2, -1))
-        copied[f"projections.{key}.weight"] = weight.repeat_interleave(2, dim=0).flatten(0, 1)
-    whole.load_state_dict(copied)
-    close(grouped(tokens()), whole(tokens()))
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -169,14 +155,10 @@ def test_vectors_at_the_input_are_added_once() -> None:
     close(alone(x), inner(alone.encoding.embed(x, torch.arange(N))))
 
 
-def test_gradients_and_dropout_reach_through() -> None:
-    attention = layer("fire", dropout=0.5).train()
-    x = tokens().requires_grad_()
-    attention(x).square().sum().backward()
-    assert all(parameter.grad is not None for parameter in attention.parameters())
-    torch.manual_seed(0)
-    first = attention(x)
-    assert not torch.equal(first, attention(x))
+def test_weights_are_dropped_in_training_alone() -> None:
+    attention, x = layer("fire", dropout=0.5), tokens()
+    assert torch.equal(attention(x), attention(x))
+    assert not torch.equal(attention.train()(x), attention(x))
 
 
 def test_a_cache_is_reordered_repeated_and_cropped() -> None:
