@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-import shutil
 from pathlib import Path
 
 import pytest
 from tests.builders import files
-from tests.cli.command import TINY, Toeplens, changes
+from tests.cli.command import TINY, Toeplens
 
-from toeplens.training import Run, train
-from toeplens.training import run as store
+from toeplens.training import Run
 
 MANY = "9" * 300
 REFUSED = {  # TINY stands for the options of a tiny run; fields of a spec are wrong in more ways in test_spec.py
@@ -103,9 +100,6 @@ def test_paths_that_cannot_be_name_their_option(toeplens: Toeplens, command: lis
         assert f"Invalid value for {named}: The path of {len(path)} bytes, or a name in it, is longer" in refusal
 
 
-# ---- of a run
-
-
 def test_what_cannot_be_asked_of_a_run_is_refused(toeplens: Toeplens, run: Run):
     before = files(run.directory)
     for command, option, value, words in (
@@ -122,45 +116,10 @@ def test_what_cannot_be_asked_of_a_run_is_refused(toeplens: Toeplens, run: Run):
     assert files(run.directory) == before
 
 
-def test_an_unfinished_run_is_not_ablated_and_its_damaged_checkpoint_is_one_line(toeplens: Toeplens, tmp_path: Path):
-    command = ["train", *TINY, *changes(epochs=5), "--out", tmp_path / "out", "--json"]
-    spec = Run.open(toeplens(*command).json()["directory"]).spec
-    shutil.rmtree(tmp_path / "out")
-    run = train(spec, tmp_path / "out", deadline=0.0)
-    assert "is not finished. Run the same command to resume." in toeplens("ablate", run.directory).refusal()
-    checkpoint = run.directory / store.CHECKPOINT
-    checkpoint.write_bytes(b"PK not a checkpoint")
-    before = files(run.directory)
-    assert re.search(f"{checkpoint} .*Delete it to start this run over", toeplens(*command).refusal())
-    assert files(run.directory) == before
-    checkpoint.unlink()
-    assert toeplens(*command).json()["status"] == "complete"
-
-
-# ---- outputs: tried before the work, never in place of another file
-
-
-@pytest.fixture
-def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a command would compute must not be begun."""
-
-    def begun(*_: object, **__: object) -> None:
-        pytest.fail("the work was begun")
-
-    monkeypatch.setattr("toeplens.studies.decomposition.decompose_run", begun)
-    monkeypatch.setattr("toeplens.studies.card.make_card", begun)
-
-
-@pytest.mark.usefixtures("no_work")
-def test_a_runs_own_files_are_not_replaced_by_its_page(toeplens: Toeplens, run: Run):
-    before = files(run.directory)
-    refusal = toeplens("decompose", run.directory, "--out", run.directory / "spec.json").refusal()
-    assert "spec.json was not written by this version of 'toeplens decompose'" in refusal
-    assert files(run.directory) == before
-
-
-@pytest.mark.usefixtures("no_work")
-def test_a_card_replaces_nothing_else_and_its_place_is_tried_first(toeplens: Toeplens, tmp_path: Path):
+def test_a_card_replaces_nothing_else_and_its_place_is_tried_first(
+    toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("toeplens.studies.card.make_card", lambda *_, **__: pytest.fail("the work was begun"))
     for name in ("index.html", "rope.html", "plotly.js"):
         (tmp_path / name).write_text("mine")
         assert f"{tmp_path}" in toeplens("card", "--out", tmp_path).refusal()

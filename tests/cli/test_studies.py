@@ -64,19 +64,13 @@ def test_a_study_its_claims_and_its_page(toeplens: Toeplens, tmp_path: Path):
     assert read_json(tmp_path / "study" / "claims.json")["claims"] == state["claims"]
 
     assert toeplens("claims", tmp_path / "study", "--json").json() == state["claims"]
-    told = toeplens("claims", tmp_path / "study", "--evidence")
-    assert told.code == 0
-    assert "deposit-first-layer, paper: undecided" in told.out
+    assert "deposit-first-layer, paper: undecided" in toeplens("claims", tmp_path / "study", "--evidence").out
     Path(state["page"]).unlink()
     assert toeplens("report", tmp_path / "study", "--json").json() == {"page": state["page"]}
     assert Path(state["page"]).exists()
 
-    people = toeplens(*command)
-    assert people.code == 0
-    assert "page: " in people.out
-    assert "2 models at scale smoke" in people.err
-    larger = [*command, "--scale", "laptop"]
-    assert "contains a study at scale 'smoke'" in toeplens(*larger).refusal()
+    assert "2 models at scale smoke" in toeplens(*command).err
+    assert "contains a study at scale 'smoke'" in toeplens(*command, "--scale", "laptop").refusal()
 
 
 SMALL_STUDY = """
@@ -109,7 +103,6 @@ def test_a_study_of_ones_own(toeplens: Toeplens, tmp_path: Path, monkeypatch: py
     people = toeplens(*command)
     assert "2 models (Mine)" in people.err
     assert "length-only" in people.out
-    assert "exclusion" in people.out
     assert toeplens("claims", out, "--json").json() == state["claims"]
     assert toeplens("report", out, "--json").json()["page"] == str(Path(state["page"]).resolve())
     more = toeplens(*command, "--seeds", "2", "--time-budget", "0.0001").out
@@ -157,8 +150,6 @@ def test_the_mathematics_is_a_study_too(toeplens: Toeplens, tmp_path: Path, monk
     assert "verdict" in toeplens("claims", tmp_path / "theory").out
     page = Path(toeplens("report", tmp_path / "theory", "--json").json()["page"])
     assert "0 of 12 records" in page.read_text()
-    assert "study at scale 'smoke'" in toeplens("theory", "--scale", "laptop", "--out", tmp_path / "theory").refusal()
-    assert "seeds must be from 1 to" in toeplens("theory", "--seeds", "0", "--out", tmp_path / "new").refusal()
 
 
 @pytest.mark.heavy
@@ -190,9 +181,6 @@ def _reproduction(directory: Path) -> Path:
     about = {"scale": "smoke", "protocols": ["paper"], "seeds": 1, "seconds": 0.0, "environment": environment()}
     (directory / "other" / "study.json").write_text(json.dumps(about))
     return directory / "other"
-
-
-# ---- signals --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.heavy
