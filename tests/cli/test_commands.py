@@ -136,7 +136,7 @@ def test_an_option_that_a_spec_contradicts_is_refused(toeplens: Toeplens, run: R
 def test_a_run_that_diverged_has_no_tables(toeplens: Toeplens, tmp_path: Path):
     run = toeplens("train", *TINY, *changes(lr=1e300), "--out", tmp_path, "--json").json()
     assert (run["status"], run["test_accuracy"]) == ("diverged", None)
-    for command in ("ablate", "extrapolate"):
+    for command in ("ablate", "decompose", "extrapolate"):
         assert "diverged, so it has no finite weights" in toeplens(command, run["directory"]).refusal()
 
 

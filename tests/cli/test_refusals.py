@@ -24,7 +24,7 @@ REFUSED = {  # TINY stands for the options of a tiny run; fields of a spec are w
     "train TINY --set lr=Infinity": "lr must be",
     "card rope --set base=x": "base must be a number, got 'x'.",
     "card --set base=3": "--set must not be used without an encoding",
-    "card rope --length 3": "length must be",
+    "card rope --length 10": "length must be from 128 to 4096, got 10.",
     "train TINY --device tpu": "--device must be",
     "reproduce --scale smoke --seeds 0": "seeds must be from 1 to",
     "reproduce --scale smoke --stack 0": "stack must be from 1 to 256, got 0",

@@ -23,7 +23,7 @@ from toeplens.ground import read_json
 from toeplens.ground.signals import INTERRUPTED
 from toeplens.papers.deposit import SCALES, claims_of
 from toeplens.studies.kit import study
-from toeplens.training import Run, environment
+from toeplens.training import Run
 from toeplens.training import run as store
 from toeplens.training.presets import COUNT, DISTANCE
 
@@ -108,7 +108,6 @@ def test_a_study_of_ones_own(toeplens: Toeplens, tmp_path: Path, monkeypatch: py
     more = toeplens(*command, "--seeds", "2", "--time-budget", "0.0001").out
     assert "2 of 4 cells finished" in more
     assert "got 'mine'" in toeplens("study", "mine", "--out", out).refusal()
-    assert "another study" in toeplens("study", "canonical", "--out", _reproduction(tmp_path)).refusal()
 
 
 def test_from_the_command_to_a_step_of_the_optimiser_it_is_not_far(
@@ -174,13 +173,6 @@ def test_a_record_of_runs_has_its_page_and_ledger_without_them(toeplens: Toeplen
     assert "belongs to neither a study nor runs" in toeplens("theory", "--out", tmp_path).refusal()
     (tmp_path / "claims.json").unlink()
     assert "contains no study, audit, probe or record" in toeplens("report", tmp_path).refusal()
-
-
-def _reproduction(directory: Path) -> Path:
-    (directory / "other").mkdir()
-    about = {"scale": "smoke", "protocols": ["paper"], "seeds": 1, "seconds": 0.0, "environment": environment()}
-    (directory / "other" / "study.json").write_text(json.dumps(about))
-    return directory / "other"
 
 
 @pytest.mark.heavy
