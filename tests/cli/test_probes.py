@@ -58,9 +58,7 @@ def test_a_probe_is_written_over_an_older_one_alone(
 def test_what_cannot_be_probed(
     words: tuple[str, ...], sentence: str, toeplens: Toeplens, model: Path, text: Path, tmp_path: Path
 ) -> None:
-    options = dict(zip(LITTLE[::2], LITTLE[1::2], strict=True)) | dict([words])
-    flat = [each for pair in options.items() for each in pair]
-    answer = toeplens("probe", model, "--text", text, "--out", tmp_path / "out", *flat)
+    answer = toeplens("probe", model, "--text", text, "--out", tmp_path / "out", *LITTLE, *words)
     assert answer.refusal().startswith(f"error: {sentence}")
     assert not (tmp_path / "out").exists()
 

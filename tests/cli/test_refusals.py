@@ -28,13 +28,14 @@ REFUSED = {  # TINY stands for the options of a tiny run; fields of a spec are w
     "train TINY --device tpu": "--device must be",
     "reproduce --scale smoke --seeds 0": "seeds must be from 1 to",
     "reproduce --scale smoke --stack 0": "stack must be from 1 to 256, got 0",
-    "reproduce --scale smoke --workers 0": "workers must be",
+    "reproduce --scale smoke --workers 0": "--workers must be from 1 to ",
     "train TINY --time-budget '5 minutes'": "--time-budget must be a positive time",
     "train TINY --set train_examples=1000000000": "model and examples: they need at least",
     "card rope --length 9999999999999": "length must be",
     f"train TINY --set epochs={MANY * 20}": "--set: the value of epochs is too large",
     f"train TINY --set epochs={'[' * 5000}": "--set: the value of epochs is too large",
     "train --epochs 3": "No such option: --epochs",
+    "trian": "Did you mean 'train'?",
 }
 
 
@@ -45,12 +46,9 @@ def test_bad_input_is_one_line_and_leaves_nothing_behind(toeplens: Toeplens, tmp
     assert not [path for path in files(tmp_path) if not path.endswith((".lock", "spec.json"))]
 
 
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [("trian", "Did you mean 'train'?"), ("train", "Missing option '--out'"), ("ablate", "Missing argument")],
-)
-def test_what_the_shell_gives_wrongly_is_named(toeplens: Toeplens, command: str, words: str):
-    assert words in toeplens(*command.split()).refusal()
+def test_what_is_missing_is_named(toeplens: Toeplens):
+    assert "Missing option '--out'" in toeplens("train").refusal()
+    assert "Missing argument" in toeplens("ablate").refusal()
 
 
 def test_other_peoples_files_are_left_alone(toeplens: Toeplens, tmp_path: Path):

@@ -178,17 +178,17 @@ def test_a_record_of_runs_has_its_page_and_ledger_without_them(toeplens: Toeplen
 @pytest.mark.heavy
 def test_sigterm_stops_training_at_a_checkpoint(tmp_path: Path):
     command = ["train", *TINY, *changes(epochs=100_000), "--out", str(tmp_path), "--json"]
-    code, out, err = group_signalled(signal.SIGTERM, command, lambda: bool(list(tmp_path.glob("*/metrics.jsonl"))))
-    assert (code, err.splitlines()[-1]) == (130, INTERRUPTED)
-    assert "Traceback" not in err
+    told = group_signalled(signal.SIGTERM, command, lambda: bool(list(tmp_path.glob("*/metrics.jsonl"))))
     (run,) = map(Run.open, tmp_path.iterdir())
-    assert json.loads(out)["status"] == run.status == "stopped"
+    assert told["status"] == run.status == "stopped"
     assert run.step > 0
 
 
-def group_signalled(number: signal.Signals, command: list[str], ready: Callable[[], bool]) -> tuple[int, str, str]:
-    """Ctrl-C as a terminal sends it, termination as `timeout` and schedulers do: to the command and all its workers,
-    which have a minute to be gone, however busy the machine is."""
+def group_signalled(number: signal.Signals, command: list[str], ready: Callable[[], bool]) -> Any:
+    """What is printed for a machine after a signal, as a terminal, `timeout` and schedulers send it.
+
+    It goes to the command and all its workers, which have a minute to be gone, however busy the machine is.
+    """
     process = subprocess.Popen(
         [*TOEPLENS, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -196,17 +196,16 @@ def group_signalled(number: signal.Signals, command: list[str], ready: Callable[
         wait_until(ready, process)
         os.killpg(process.pid, number)
         out, err = process.communicate(timeout=60)
-    return process.returncode, out, err
+    assert (process.returncode, err.splitlines()[-1]) == (130, INTERRUPTED)
+    assert "Traceback" not in err
+    return json.loads(out)
 
 
 @pytest.mark.heavy
 def test_ctrl_c_stops_a_study_cleanly_and_the_same_command_completes_it(tmp_path: Path):
     command = ["reproduce", "--scale", "smoke", "--protocol", "released", "--out", str(tmp_path / "study"), "--json"]
     runs = tmp_path / "study" / "runs"
-    code, out, err = group_signalled(signal.SIGINT, command, lambda: len(list(runs.glob("*/metrics.jsonl"))) >= 3)
-    assert (code, err.splitlines()[-1]) == (130, INTERRUPTED)
-    assert "Traceback" not in err
-    state = json.loads(out)
+    state = group_signalled(signal.SIGINT, command, lambda: len(list(runs.glob("*/metrics.jsonl"))) >= 3)
     assert 0 < state["finished"] < state["total"]
     unfinished = [run for run in map(Run.open, runs.iterdir()) if run.status == "stopped"]
     assert all(store.load_checkpoint(run.directory, run.spec) is not None for run in unfinished)
@@ -220,8 +219,4 @@ def test_ctrl_c_stops_a_study_cleanly_and_the_same_command_completes_it(tmp_path
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_the_workers_start_is_as_clean(tmp_path: Path, number: signal.Signals):
     command = ["reproduce", "--scale", "smoke", "--out", str(tmp_path / "study"), "--json"]
-    code, out, err = group_signalled(number, command, (tmp_path / "study" / "runs").exists)
-    assert code == 130
-    assert "Traceback" not in err
-    assert err.splitlines()[-1] == INTERRUPTED
-    assert json.loads(out)["finished"] == 0
+    assert group_signalled(number, command, (tmp_path / "study" / "runs").exists)["finished"] == 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.builders import COUNTING, tiny
+from tests.builders import COUNTING, refusal, tiny
 
 from toeplens.engine import extrapolate
 from toeplens.tasks import trivial_baselines
@@ -60,6 +60,7 @@ def test_a_length_that_the_task_cannot_have_says_why_not(run: Run) -> None:
     (short,) = extrapolate(run, [4], examples=20).rows
     assert short.examples == 0
     assert "length: trigger-distance cannot be built with length 4" in short.why
+    assert refusal(lambda: extrapolate(run, [])).startswith("lengths must have at least one entry")
 
 
 def test_ignored_labels_count_nowhere(tmp_path: Path) -> None:

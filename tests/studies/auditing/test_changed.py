@@ -51,6 +51,7 @@ def test_later_layers_read_what_is_changed(model: Any) -> None:
     ("options", "said"),
     [
         ({"changes": [ZERO], "effects": "exact"}, "^changes and effects must not both be set"),
+        ({"changes": [Change(layer=7, output="zero")], "effects": "none"}, "^layer must be from 0 to "),
         (
             {"changes": [Change(layer=0, bands=BandControl(still=(99,)))], "effects": "none"},
             r"^still must be .* from 0 to 3 .*, got \[99\]",
