@@ -310,7 +310,7 @@ def test_records_and_tables_are_kept(tmp_path: Path) -> None:
         (TOKENS, {"effects": "exact", "first": 99}, "first must be at most 8, the number of heads, got 99"),
         (None, {"max_tokens": 10**6}, "max_tokens must be at most .*, got 1000000"),
         (TOKENS, {"effects": "some"}, "got 'some'"),
-        (TOKENS, {"heads": [4]}, r"^heads must be from 0 to 3, got 4\."),
+        (TOKENS, {"effects": "exact", "heads": [4]}, r"^heads must be from 0 to 3, got 4\."),
     ],
 )
 def test_wrong_input_is_refused(data: Any, options: dict[str, Any], said: str) -> None:
