@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -80,6 +80,22 @@ class After:
     def __call__(self) -> bool:
         self.asked += 1
         return self.units is not None and self.asked == self.units + 1
+
+
+class Watching:
+    """A watcher of these steps, which calls ``does`` at each and sees nothing."""
+
+    name = "watching"
+
+    def __init__(self, at: Sequence[int], does: Callable[[], object] = lambda: None) -> None:
+        self.at, self.does = at, does
+
+    def moments(self, total_steps: int) -> Sequence[int]:
+        return self.at
+
+    def look(self, model: Any, step: int) -> dict[str, Any]:
+        self.does()
+        return {}
 
 
 def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

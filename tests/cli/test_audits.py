@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
 import shutil
 import threading
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,14 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import load_file, save_file
 from tests.cli.command import Toeplens
 from tests.studies.probing.models import TEXT, saved
 
 from toeplens.cli import audit_output
-from toeplens.cli.audits import names_of
-from toeplens.studies.auditing import Audit, HeadRecord, LayerRecord, many, open_audit, read_text, study
+from toeplens.studies.auditing import many, open_audit, read_text, study
 
 transformers = pytest.importorskip("transformers")
 
@@ -57,12 +53,8 @@ def test_all_texts_that_are_given_are_read(toeplens: Toeplens, reader: Path, tmp
     assert about["lengths"] == [16, 16, 16, 16, 4]
     assert about["intervals"] == "over 3 texts"
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "2 from a.txt, 2 from b.txt and 1 from c.txt" in page
     refused = toeplens("audit", reader, *given[:2], *options, "--json").refusal()
-    assert (
-        "contains a finished audit on other tokens (5 x 16 tokens, 2 from a.txt, 2 from b.txt and 1 from c.txt)"
-        in refused
-    )
+    assert f"contains a finished audit on other tokens (5 x 16 tokens, {about['text']})" in refused
     assert (tmp_path / "out" / "report.html").read_text() == page
     refused = toeplens("audit", reader, *given, "--text", tmp_path / "a.txt", *options).refusal()
     assert refused == "error: --text must not name two files with the same file name."
@@ -84,13 +76,8 @@ def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_p
     assert named in re.findall("<title>(.*?)</title>", written[-1], re.DOTALL)[0]
     assert not [text for text in written if str(model.parent) in text or str(tmp_path) in text]
     assert (told["about"]["sequences"], told["about"]["tokens"]) == (9, 20)
-    assert {each.name for each in (tmp_path / "a").iterdir()} == {
-        ".lock",
-        "audit.json",
-        "heads.csv",
-        "heads.parquet",
-        "report.html",
-    }
+    names = {".lock", "audit.json", "heads.csv", "heads.parquet", "report.html"}
+    assert {each.name for each in (tmp_path / "a").iterdir()} == names
     second = toeplens(
         "audit", model, "--tokens", tmp_path / "ids.json", "--out", tmp_path / "b", "--layers", "2", "--max-tokens", 10
     )
@@ -163,18 +150,14 @@ def test_outputs_replace_nothing_but_their_own_kind(
     monkeypatch.setattr(study, "audit_with", lambda *_, **options: pytest.fail("work was begun"))
     monkeypatch.setattr(many, "spread", lambda *_, **options: pytest.fail("work was begun"))
     monkeypatch.setattr("toeplens.studies.auditing.open_audit", lambda _: None)
-    holds = {
-        "spec.json": "contains a run",
-        "study.json": "contains a study",
-        "notes.txt": "contains files that do not belong to the",
-    }
+    holds = {"spec.json": "a run", "study.json": "a study", "notes.txt": "files that do not belong to the"}
     commands = (["audit", model], ["audit", model, model.parent, "--workers", 1], ["compare", "a", "b"])
     for number, words in enumerate(commands):
         for name, says in holds.items():
             out = tmp_path / f"{number}-{name}"
             out.mkdir()
             (out / name).write_text("{}")
-            assert f"error: --out: {out} {says}" in toeplens(*words, "--out", out).refusal()
+            assert f"error: --out: {out} contains {says}" in toeplens(*words, "--out", out).refusal()
             assert {path.name for path in out.iterdir()} == {name}
     (tmp_path / "page").mkdir()
     (tmp_path / "page" / "report.html").write_text("theirs")
@@ -194,10 +177,7 @@ def test_random_and_unused_weights_are_said(toeplens: Toeplens, model: Path, tmp
     told = " ".join(found.out.split())
     assert "random weights, missing from the checkpoint: 8 (transformer.h.0.mlp.c_fc.bias, " in told
     assert "unused weights of the checkpoint: 1 (strange.weight)" in told
-    head = (tmp_path / "a" / "report.html").read_text().partition('<section id="map">')[0]
-    assert "<b>Random weights.</b>" in head
-    assert "initialised randomly (8)" in head
-    assert "strange.weight" in head
+    assert "initialised randomly (8)" in (tmp_path / "a" / "report.html").read_text()
 
 
 def test_a_text_may_be_a_pipe(tmp_path: Path) -> None:
@@ -226,31 +206,6 @@ def test_a_tokenizer_that_fails_on_a_text_is_one_sentence(toeplens: Toeplens, re
     assert refused.startswith("error: MODEL: its tokenizer fails on a text (Exception: WordLevel error: Missing")
 
 
-def test_two_audits_are_called_by_what_tells_them_apart() -> None:
-    assert names_of(Path("/x/a"), Path("/x/b")) == ("a", "b")
-    assert names_of(Path("/x/one/a"), Path("/x/two/a")) == ("one/a", "two/a")
-    assert names_of(Path("/x/a"), Path("/x/a")) == ("a", "a")
-
-
-def test_equal_layers_are_one_row(model: Path) -> None:
-    """Layers that differ in what is printed have rows of their own; 80 columns hold a row in a line."""
-    layer = LayerRecord(
-        *("decoder", "self", 0, "m (M)", 4, 1, 256, 0.1, None, True),
-        *(512, "rotation of 128 pairs, 256 of 256 dimensions (half)", (), None, 1e-7, 1e-7, 1e-4),
-    )
-    layers = tuple(replace(layer, layer=n, window=None if n == 5 else 512, outputs=n * 1e-8) for n in range(11))
-    heads = tuple(HeadRecord("decoder", "self", n, head, positional=0.1) for n in range(11) for head in range(4))
-    table = audit_output.audit_tables(Audit({}, layers, heads, None, None, None, 0.0))[1]
-    printed = Console(width=80, file=io.StringIO())
-    printed.print(table)
-    assert isinstance(printed.file, io.StringIO)
-    rows = [line for line in printed.file.getvalue().splitlines() if "rotates" in line]
-    assert len(rows) == table.row_count == 2
-    assert "L1–5, 7–11" in rows[0]
-    assert "rotates 256/256 (half)" in rows[0]
-    assert "L6" in rows[1]
-
-
 @pytest.mark.parametrize(("apart", "shorter"), [(1.0, True), (0.5, False)])
 def test_effects_that_take_long_say_once_what_takes_less(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], apart: float, shorter: bool
@@ -268,9 +223,6 @@ def test_effects_that_take_long_say_once_what_takes_less(
     assert not shorter or re.search(r"^heads: about 4\.\d minutes left; --first 10 does\.$", said, re.MULTILINE)
 
 
-# ---- several models
-
-
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many models one after another, without processes of their own."""
@@ -286,7 +238,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_several_models_are_audited_into_directories_of_their_own(
     toeplens: Toeplens, model: Path, reader: Path, tmp_path: Path
 ) -> None:
-    """A line of each; of the same request the numbers of one that is audited alone."""
+    """A line of each; their numbers are those of one alone: tests/studies/auditing/test_many.py."""
     (tmp_path / "ids.json").write_text(json.dumps(np.random.default_rng(0).integers(0, 31, (8, 12)).tolist()))
     options = ["--tokens", tmp_path / "ids.json"]
     told = toeplens("audit", model, reader, *options, "--out", tmp_path / "out")
@@ -294,18 +246,8 @@ def test_several_models_are_audited_into_directories_of_their_own(
     rows = [line.split() for line in told.out.splitlines() if "│" in line]
     assert [[row[1], row[3], row[5]] for row in rows] == [["tiny", "2", "4"], ["reader", "2", "8"]]
     assert f"pages: {tmp_path / 'out' / '*' / 'report.html'}" in told.out
-    assert [line.partition(" in ")[0] for line in told.err.splitlines()] == [
-        "[1/2] tiny: 4 heads",
-        "[2/2] reader: 8 heads",
-    ]
-    alone = toeplens("audit", model, *options, "--out", tmp_path / "alone", "--json").json()
-    among = open_audit(tmp_path / "out" / "tiny")
-    assert among.summary()["heads"] == alone["heads"]
-    unlike = ("request", "seconds")
-    assert {name: value for name, value in among.about.items() if name not in unlike} == {
-        name: value for name, value in alone["about"].items() if name not in unlike
-    }
-    assert "request" not in alone["about"]
+    lines = [line.partition(" in ")[0] for line in told.err.splitlines()]
+    assert lines == ["[1/2] tiny: 4 heads", "[2/2] reader: 8 heads"]
     again = toeplens("audit", model, reader, *options, "--out", tmp_path / "out", "--json")
     assert again.err.splitlines() == ["[1/2] tiny: 4 heads, already done", "[2/2] reader: 8 heads, already done"]
     assert again.json()["pages"]["tiny"] == str(tmp_path / "out" / "tiny" / "report.html")

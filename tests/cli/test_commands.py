@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import typer
-from tests.builders import files, tiny
+from tests.builders import files
 from tests.cli.command import TINY, Toeplens, changes, in_a_process
 
 from toeplens import cli, encodings, tasks
 from toeplens.engine import Asked, examples_of, read_ablation
 from toeplens.lens import ablate_heads
 from toeplens.sources import DecoderSource
-from toeplens.training import Run, train
-
-# ---- what there is --------------------------------------------------------------------------------------------------
+from toeplens.training import Run
 
 
 def test_encodings_as_json(toeplens: Toeplens):
@@ -28,19 +23,9 @@ def test_encodings_as_json(toeplens: Toeplens):
     assert answer.err == ""
     rows = answer.json()
     assert [row["name"] for row in rows] == list(encodings.names())
-    facts = {
-        "name",
-        "coupling",
-        "also_couples",
-        "toeplitz",
-        "data_dependent",
-        "scale",
-        "formula",
-        "options",
-        "citation",
-    }
+    facts = {"name", "coupling", "also_couples", "toeplitz", "data_dependent", "scale", "formula", "options"}
     for row in rows:
-        assert row.keys() == facts
+        assert row.keys() == facts | {"citation"}
         assert list(row["options"]) == list(encodings.options(row["name"]))
     scales = {"t5": "1", "tupe": "1/sqrt(2d)", "deberta": "1/sqrt(3d)"}
     assert {row["name"]: row["scale"] for row in rows} == dict.fromkeys(encodings.names(), "1/sqrt(d)") | scales
@@ -68,39 +53,15 @@ def test_a_card(tmp_path: Path):
     assert "rope" in page.read_text()
 
 
-COMMANDS = ["reproduce", "study", "theory", "audit", "compare", "train", "ablate", "decompose", "extrapolate"]
-COMMANDS += ["probe", "pretrained", "report", "claims", "figures", "tables", "cite", "encodings", "card", "tasks"]
-
-
-def test_every_command_is_named_and_helps(toeplens: Toeplens, monkeypatch: pytest.MonkeyPatch):
-    """Each on one screen of 80 columns."""
-    monkeypatch.setenv("COLUMNS", "80")
+def test_every_command_is_named_and_helps(toeplens: Toeplens):
     without = toeplens()
     assert (without.code, without.err) == (2, "")
-    assert sorted(COMMANDS) == sorted(str(command.name) for command in cli.app.registered_commands)
-    assert [name for name in COMMANDS if name not in without.out] == []
-    for command in COMMANDS:
+    for command in (str(each.name) for each in cli.app.registered_commands):
+        assert command in without.out
         answer = toeplens(command, "--help")
         assert (answer.code, answer.err) == (0, "")
         assert f"toeplens {command}" in answer.out
         assert "--json" in answer.out
-        assert len(answer.out.splitlines()) <= (60 if command in ("audit", "study", "reproduce") else 40)
-
-
-@pytest.mark.parametrize("command", cli.app.registered_commands, ids=lambda command: command.name)
-def test_help_names_defaults_in_short_sentences(command: typer.models.CommandInfo):
-    assert command.callback is not None
-    texts = [command.help or ""]
-    for parameter in inspect.signature(command.callback, eval_str=True).parameters.values():
-        about = parameter.annotation.__metadata__[0]
-        texts.append(about.help)
-        if parameter.default not in (inspect.Parameter.empty, None, False, True):
-            assert f"(default: {parameter.default})" in about.help, parameter.name
-    for sentence in re.split(r"(?<=[.:;])\s", " ".join(texts)):
-        assert len(sentence.split()) <= 20, sentence
-
-
-# ---- train, then ablate ---------------------------------------------------------------------------------------------
 
 
 def test_train_then_ablate(toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -128,31 +89,21 @@ def test_train_then_ablate(toeplens: Toeplens, tmp_path: Path, monkeypatch: pyte
     ablation = read_ablation(run.directory, Asked(10))
     assert np.array_equal(found["drops"], ablation.drops)
     assert (found["examples"], found["metric"]) == (10, "accuracy")
-    assert [layer["kind"] for layer in found["deposit"]]
     assert len(found["deposit"]) == run.spec.model.num_layers
     both = toeplens("ablate", run.directory, "--examples", "20", "--split", "train+test")
-    for word in ("on 20 examples", "head 2", "effective heads", "single-head:"):
-        assert word in both.out
+    assert "on 20 examples" in both.out
 
 
-@pytest.mark.parametrize(
-    ("options", "choices"),
-    [
-        (("--metric", "kl", "--intervention", "position"), {"metric": "kl", "intervention": "position"}),
-        (("--metric", "loss", "--method", "attribution"), {"metric": "loss", "method": "attribution"}),
-    ],
-)
-def test_what_is_asked_of_an_ablation_is_what_is_done(
-    options: tuple[str, ...], choices: dict[str, Any], toeplens: Toeplens, tmp_path: Path
-):
-    run = train(tiny(epochs=2), tmp_path)
-    found = toeplens("ablate", run.directory, "--examples", "10", *options, "--json").json()
+def test_what_is_asked_of_an_ablation_is_what_is_done(toeplens: Toeplens, run: Run):
     data = examples_of(run.spec, 10)
     batch = (torch.from_numpy(data.tokens), torch.from_numpy(data.labels), torch.from_numpy(data.lengths))
-    expected = ablate_heads(DecoderSource(run.model()), [batch], **choices)
-    np.testing.assert_allclose(found["drops"], expected.drops, atol=1e-5)
-    assert np.abs(expected.drops).max() > 1e-4
-    assert {name: found[name] for name in choices} == choices
+    for name, value, metric in (("intervention", "position", "kl"), ("method", "attribution", "loss")):
+        choices: dict[str, Any] = {name: value, "metric": metric}
+        options = [part for each, choice in choices.items() for part in (f"--{each}", choice)]
+        found = toeplens("ablate", run.directory, "--examples", "10", *options, "--json").json()
+        expected = ablate_heads(DecoderSource(run.model()), [batch], **choices)
+        np.testing.assert_allclose(found["drops"], expected.drops, atol=1e-5)
+        assert {each: found[each] for each in choices} == choices
 
 
 def test_a_recorded_scale_does_not_go_over_to_another_encoding(toeplens: Toeplens, tmp_path: Path):
@@ -182,22 +133,10 @@ def test_an_option_that_a_spec_contradicts_is_refused(toeplens: Toeplens, run: R
     assert len(toeplens("train", spec, *other, "--out", tmp_path / "new", "--json").json()["metrics"]) == 1
 
 
-def test_training_a_run_whose_weights_are_gone_says_how_to_go_on(toeplens: Toeplens, run: Run):
-    weights = run.directory / "model.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[:100])
-    again = ["train", run.directory / "spec.json", "--out", run.directory.parent]
-    message = toeplens(*again).refusal()
-    assert f"delete {run.directory / 'result.json'} and train with the same spec and directory" in message
-    (run.directory / "result.json").unlink()
-    assert "complete" in toeplens(*again).out
-    assert weights.read_bytes() == whole
-
-
 def test_a_run_that_diverged_has_no_tables(toeplens: Toeplens, tmp_path: Path):
     run = toeplens("train", *TINY, *changes(lr=1e300), "--out", tmp_path, "--json").json()
     assert (run["status"], run["test_accuracy"]) == ("diverged", None)
-    for command in ("ablate", "extrapolate"):
+    for command in ("ablate", "decompose", "extrapolate"):
         assert "diverged, so it has no finite weights" in toeplens(command, run["directory"]).refusal()
 
 
@@ -229,15 +168,13 @@ def test_longer_texts(toeplens: Toeplens, run: Run):
     asked = ("extrapolate", run.directory, "--length", length, "--length", 2 * length, "--examples", "20")
     rows = toeplens(*asked, "--json").json()["rows"]
     assert [(row["length"], row["examples"]) for row in rows] == [(length, 20), (2 * length, 20)]
-    shown = toeplens(*asked).out
-    assert "Accuracy beyond the training length of" in shown
-    assert f"{100 * rows[1]['accuracy']:.1f}" in shown
+    assert f"{100 * rows[1]['accuracy']:.1f}" in toeplens(*asked).out
 
 
 def test_a_run_is_taken_apart(toeplens: Toeplens, run: Run, tmp_path: Path):
     found = toeplens("decompose", run.directory, "--examples", "12", "--json").json()
     assert Path(found["page"]) == run.directory / "decomposition.html"
-    assert Path(found["page"]).read_text().lstrip().lower().startswith(("<!doctype html>", "{%", "\n<!doctype"))
+    assert Path(found["page"]).read_text().lstrip().lower().startswith("<!doctype html>")
     assert len(found["layers"]) == run.spec.model.num_layers
     assert 0 <= found["origins"]["error"] < 1e-9
     assert {len(layer[name]) for layer in found["layers"] for name in ("decays", "ends")} == {run.spec.model.num_heads}
@@ -245,7 +182,5 @@ def test_a_run_is_taken_apart(toeplens: Toeplens, run: Run, tmp_path: Path):
     assert told.code == 0
     assert "L1 H1" in told.out
     assert "L2 H1" not in told.out
-    assert all(heading in told.out for heading in ("half distance", "eigenvalues"))
-    assert "the parts sum to the logits within" in told.out
     assert (tmp_path / "page.html").exists()
     assert toeplens("decompose", run.directory, "--split", "input", "--json").json()["layers"][0]["layer"] == 0

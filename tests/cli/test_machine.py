@@ -16,21 +16,16 @@ from tests.cli.command import TINY, TOEPLENS, Answer, Toeplens, in_a_process
 from toeplens.__main__ import main
 
 
-@pytest.mark.parametrize("command", [["train", *TINY], ["reproduce", "--scale", "smoke"]], ids=["train", "reproduce"])
-def test_a_gpu_that_is_not_there(
-    toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
-):
+def test_a_gpu_or_a_compiler_that_is_not_there(toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    refusal = toeplens(*command, "--device", "cuda", "--out", tmp_path / "out").refusal(3)
-    assert "no usable GPU" in refusal
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_compiler_that_is_not_there(toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("shutil.which", lambda _: None)
-    refusal = toeplens("train", *TINY, "--compile", "on", "--out", tmp_path / "out").refusal(3)
-    assert "no C++ compiler" in refusal
-    assert list(tmp_path.iterdir()) == []
+    for command, missing in (
+        (("train", *TINY, "--device", "cuda"), "no usable GPU"),
+        (("reproduce", "--scale", "smoke", "--device", "cuda"), "no usable GPU"),
+        (("train", *TINY, "--compile", "on"), "no C++ compiler"),
+    ):
+        assert missing in toeplens(*command, "--out", tmp_path / "out").refusal(3)
+        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.heavy

@@ -45,10 +45,6 @@ def test_a_probe_is_written_over_an_older_one_alone(
     twice = ("--text", text, "--text", tmp_path / "none.txt")
     refused = toeplens("probe", model, *twice, "--out", out, *LITTLE).refusal()
     assert refused == "error: --text must be set only once, got 2 files."
-    (tmp_path / "else").mkdir()
-    (tmp_path / "else" / "notes.txt").write_text("mine")
-    refused = toeplens("probe", model, "--text", text, "--out", tmp_path / "else", *LITTLE).refusal()
-    assert "contains files that do not belong to the probe" in refused
 
 
 @pytest.mark.parametrize(
@@ -57,25 +53,19 @@ def test_a_probe_is_written_over_an_older_one_alone(
         (("--lengths", "64,many"), "--lengths must be whole numbers with commas between them, got '64,many'."),
         (("--lengths", "32"), "--lengths must be different numbers from 64 to 1048576, got 32."),
         (("--change", "layers=1 speed=1e300"), "--change: speed must be from -1000000 to 1000000, got 1e+300."),
-        (("--change", "layers=7 output=zero"), "--change: layers must be from 1 to 2 in self attention, got 7"),
     ],
 )
 def test_what_cannot_be_probed(
     words: tuple[str, ...], sentence: str, toeplens: Toeplens, model: Path, text: Path, tmp_path: Path
 ) -> None:
-    options = dict(zip(LITTLE[::2], LITTLE[1::2], strict=True)) | dict([words])
-    flat = [each for pair in options.items() for each in pair]
-    answer = toeplens("probe", model, "--text", text, "--out", tmp_path / "out", *flat)
+    answer = toeplens("probe", model, "--text", text, "--out", tmp_path / "out", *LITTLE, *words)
     assert answer.refusal().startswith(f"error: {sentence}")
     assert not (tmp_path / "out").exists()
 
 
 def test_token_ids_stand_for_a_text(toeplens: Toeplens, model: Path, text: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", np.arange(400) % 20)
-    (tmp_path / "bare").mkdir()
-    for path in model.glob("*.safetensors"), model.glob("config.json"):
-        for each in path:
-            shutil.copy(each, tmp_path / "bare")
+    shutil.copytree(model, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
     given = ("--tokens", tmp_path / "ids.npy", "--out", tmp_path / "out", *LITTLE)
     answer = toeplens("probe", tmp_path / "bare", *given, "--json").json()
     assert {item["behaviour"] for item in answer["items"]} == {"loss", "copying"}

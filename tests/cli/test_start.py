@@ -79,17 +79,6 @@ def test_what_help_lists_is_what_there_is():
     assert grid.specs() == OURS
 
 
-def test_every_public_name_is_offered_by_the_package():
-    assert callable(tl.audit)
-    assert callable(tl.train)
-    assert callable(tl.behaviour)
-    assert "nope" in tl.encodings.names()
-    assert [name for name in tl.__all__ if not hasattr(tl, name)] == []
-    assert dir(tl) == sorted(tl.__all__)
-    with pytest.raises(AttributeError, match="'toeplens' has no attribute 'adit'"):
-        _ = tl.adit  # pyright: ignore[reportAttributeAccessIssue]
-
-
 def test_type_checkers_see_the_same_names():
     tree = ast.parse(Path(tl.__file__).read_text(encoding="utf-8"))
     (typed,) = (node for node in tree.body if isinstance(node, ast.If))

@@ -23,7 +23,7 @@ from toeplens.ground import read_json
 from toeplens.ground.signals import INTERRUPTED
 from toeplens.papers.deposit import SCALES, claims_of
 from toeplens.studies.kit import study
-from toeplens.training import Run, environment
+from toeplens.training import Run
 from toeplens.training import run as store
 from toeplens.training.presets import COUNT, DISTANCE
 
@@ -64,19 +64,13 @@ def test_a_study_its_claims_and_its_page(toeplens: Toeplens, tmp_path: Path):
     assert read_json(tmp_path / "study" / "claims.json")["claims"] == state["claims"]
 
     assert toeplens("claims", tmp_path / "study", "--json").json() == state["claims"]
-    told = toeplens("claims", tmp_path / "study", "--evidence")
-    assert told.code == 0
-    assert "deposit-first-layer, paper: undecided" in told.out
+    assert "deposit-first-layer, paper: undecided" in toeplens("claims", tmp_path / "study", "--evidence").out
     Path(state["page"]).unlink()
     assert toeplens("report", tmp_path / "study", "--json").json() == {"page": state["page"]}
     assert Path(state["page"]).exists()
 
-    people = toeplens(*command)
-    assert people.code == 0
-    assert "page: " in people.out
-    assert "2 models at scale smoke" in people.err
-    larger = [*command, "--scale", "laptop"]
-    assert "contains a study at scale 'smoke'" in toeplens(*larger).refusal()
+    assert "2 models at scale smoke" in toeplens(*command).err
+    assert "contains a study at scale 'smoke'" in toeplens(*command, "--scale", "laptop").refusal()
 
 
 SMALL_STUDY = """
@@ -109,13 +103,11 @@ def test_a_study_of_ones_own(toeplens: Toeplens, tmp_path: Path, monkeypatch: py
     people = toeplens(*command)
     assert "2 models (Mine)" in people.err
     assert "length-only" in people.out
-    assert "exclusion" in people.out
     assert toeplens("claims", out, "--json").json() == state["claims"]
     assert toeplens("report", out, "--json").json()["page"] == str(Path(state["page"]).resolve())
     more = toeplens(*command, "--seeds", "2", "--time-budget", "0.0001").out
     assert "2 of 4 cells finished" in more
     assert "got 'mine'" in toeplens("study", "mine", "--out", out).refusal()
-    assert "another study" in toeplens("study", "canonical", "--out", _reproduction(tmp_path)).refusal()
 
 
 def test_from_the_command_to_a_step_of_the_optimiser_it_is_not_far(
@@ -157,8 +149,6 @@ def test_the_mathematics_is_a_study_too(toeplens: Toeplens, tmp_path: Path, monk
     assert "verdict" in toeplens("claims", tmp_path / "theory").out
     page = Path(toeplens("report", tmp_path / "theory", "--json").json()["page"])
     assert "0 of 12 records" in page.read_text()
-    assert "study at scale 'smoke'" in toeplens("theory", "--scale", "laptop", "--out", tmp_path / "theory").refusal()
-    assert "seeds must be from 1 to" in toeplens("theory", "--seeds", "0", "--out", tmp_path / "new").refusal()
 
 
 @pytest.mark.heavy
@@ -185,30 +175,20 @@ def test_a_record_of_runs_has_its_page_and_ledger_without_them(toeplens: Toeplen
     assert "contains no study, audit, probe or record" in toeplens("report", tmp_path).refusal()
 
 
-def _reproduction(directory: Path) -> Path:
-    (directory / "other").mkdir()
-    about = {"scale": "smoke", "protocols": ["paper"], "seeds": 1, "seconds": 0.0, "environment": environment()}
-    (directory / "other" / "study.json").write_text(json.dumps(about))
-    return directory / "other"
-
-
-# ---- signals --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.heavy
 def test_sigterm_stops_training_at_a_checkpoint(tmp_path: Path):
     command = ["train", *TINY, *changes(epochs=100_000), "--out", str(tmp_path), "--json"]
-    code, out, err = group_signalled(signal.SIGTERM, command, lambda: bool(list(tmp_path.glob("*/metrics.jsonl"))))
-    assert (code, err.splitlines()[-1]) == (130, INTERRUPTED)
-    assert "Traceback" not in err
+    told = group_signalled(signal.SIGTERM, command, lambda: bool(list(tmp_path.glob("*/metrics.jsonl"))))
     (run,) = map(Run.open, tmp_path.iterdir())
-    assert json.loads(out)["status"] == run.status == "stopped"
+    assert told["status"] == run.status == "stopped"
     assert run.step > 0
 
 
-def group_signalled(number: signal.Signals, command: list[str], ready: Callable[[], bool]) -> tuple[int, str, str]:
-    """Ctrl-C as a terminal sends it, termination as `timeout` and schedulers do: to the command and all its workers,
-    which have a minute to be gone, however busy the machine is."""
+def group_signalled(number: signal.Signals, command: list[str], ready: Callable[[], bool]) -> Any:
+    """What is printed for a machine after a signal, as a terminal, `timeout` and schedulers send it.
+
+    It goes to the command and all its workers, which have a minute to be gone, however busy the machine is.
+    """
     process = subprocess.Popen(
         [*TOEPLENS, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -216,17 +196,16 @@ def group_signalled(number: signal.Signals, command: list[str], ready: Callable[
         wait_until(ready, process)
         os.killpg(process.pid, number)
         out, err = process.communicate(timeout=60)
-    return process.returncode, out, err
+    assert (process.returncode, err.splitlines()[-1]) == (130, INTERRUPTED)
+    assert "Traceback" not in err
+    return json.loads(out)
 
 
 @pytest.mark.heavy
 def test_ctrl_c_stops_a_study_cleanly_and_the_same_command_completes_it(tmp_path: Path):
     command = ["reproduce", "--scale", "smoke", "--protocol", "released", "--out", str(tmp_path / "study"), "--json"]
     runs = tmp_path / "study" / "runs"
-    code, out, err = group_signalled(signal.SIGINT, command, lambda: len(list(runs.glob("*/metrics.jsonl"))) >= 3)
-    assert (code, err.splitlines()[-1]) == (130, INTERRUPTED)
-    assert "Traceback" not in err
-    state = json.loads(out)
+    state = group_signalled(signal.SIGINT, command, lambda: len(list(runs.glob("*/metrics.jsonl"))) >= 3)
     assert 0 < state["finished"] < state["total"]
     unfinished = [run for run in map(Run.open, runs.iterdir()) if run.status == "stopped"]
     assert all(store.load_checkpoint(run.directory, run.spec) is not None for run in unfinished)
@@ -240,8 +219,4 @@ def test_ctrl_c_stops_a_study_cleanly_and_the_same_command_completes_it(tmp_path
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_the_workers_start_is_as_clean(tmp_path: Path, number: signal.Signals):
     command = ["reproduce", "--scale", "smoke", "--out", str(tmp_path / "study"), "--json"]
-    code, out, err = group_signalled(number, command, (tmp_path / "study" / "runs").exists)
-    assert code == 130
-    assert "Traceback" not in err
-    assert err.splitlines()[-1] == INTERRUPTED
-    assert json.loads(out)["finished"] == 0
+    assert group_signalled(number, command, (tmp_path / "study" / "runs").exists)["finished"] == 0

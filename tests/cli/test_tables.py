@@ -12,17 +12,11 @@ from tests.report.grid.language_state import language_grid
 
 from toeplens import encodings, tasks
 from toeplens.cli import console, tables
-from toeplens.papers.mathematics import CLAIMS
-from toeplens.studies import Entry
 
 
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console.out, "_width", 80)
-
-
-def widest(text: str) -> int:
-    return max(cell_len(line) for line in text.splitlines())
 
 
 @pytest.mark.usefixtures("narrow")
@@ -34,29 +28,9 @@ def test_what_there_is_has_a_line_each_and_all_in_full(toeplens: Toeplens, comma
     short, full = (answer.out for answer in answers)
     lines = short.splitlines()
     assert [sum(f"│ {name} " in line for line in lines) for name in names] == [1] * len(names)
-    assert len(lines) == len(names) + 5
-    assert widest(short) == 80
-    assert widest(full) <= 80
+    assert max(map(cell_len, (*lines, *full.splitlines()))) <= 80
     assert "…" in short
     assert "…" not in full
-    assert ("base=10000.0" if command == "encodings" else "max_distance=None") in full
-
-
-def ledger() -> list[Entry]:
-    return [Entry(claim, None, "undecided", "undecided", ()) for claim in CLAIMS]
-
-
-@pytest.mark.usefixtures("narrow")
-def test_a_claim_is_a_line_or_in_full_a_paragraph(capsys: pytest.CaptureFixture[str]):
-    tables.print_claims(ledger())
-    short = capsys.readouterr().out
-    assert [sum(f" {claim.id} " in line for line in short.splitlines()) for claim in CLAIMS] == [1] * len(CLAIMS)
-    assert len(short.splitlines()) == len(CLAIMS) + 5
-    tables.print_claims(ledger(), full=True)
-    full = capsys.readouterr().out
-    words = " ".join(full.split())
-    assert all(" ".join(claim.statement.split())[:30] in words for claim in CLAIMS)
-    assert max(widest(short), widest(full)) <= 80
 
 
 @pytest.mark.usefixtures("narrow")
@@ -76,10 +50,7 @@ def test_language_models_are_told_by_their_bits(tmp_path: Path, capsys: pytest.C
     state = language_grid(tmp_path)
     tables.print_study(state, tmp_path / "report.html", tables.matrix_tables(state), as_json=False)
     told = capsys.readouterr().out
-    lines = [line for line in told.splitlines() if line.startswith("│")]
-    assert [line.split("│")[1].strip() for line in lines] == ["RoPE", "p-RoPE", "T5", "ALiBi", "Sinusoid", "NoPE"]
-    cells = [cell.strip() for cell in lines[3].split("│")[2:7]]
-    assert cells == ["2.080", "2.076–2.084", "−0.020", "50.0", "35.0"]
+    assert "2.076–2.084" in told
     assert "n-gram baselines by context length: 4.600 (context 0)" in told
     assert "accuracy" not in told
     tables.print_study(state, tmp_path / "report.html", as_json=True)

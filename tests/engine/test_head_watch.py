@@ -55,9 +55,6 @@ def decoder(spec: RunSpec, seed: int = 0) -> Decoder:
     return model
 
 
-# ---- the plain program ----------------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def right(model: Decoder, spec: RunSpec, silent: tuple[int, int] | None = None) -> float:
     """The share of right answers; a hook zeroes a head's slice of the INPUT of the output projection."""
@@ -124,9 +121,6 @@ def matches(row: dict[str, Any], model: Decoder, spec: RunSpec) -> None:
     np.testing.assert_allclose(row["drops"], drops, rtol=0, atol=1e-12)
 
 
-# ---- what is seen ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("task", ["trigger-distance", "trigger-count"])
 @pytest.mark.parametrize("protocol", ["paper", "released"])
 def test_heads_are_worth_what_a_plain_program_finds(protocol: str, task: str):
@@ -185,9 +179,6 @@ def test_a_model_of_nans_is_looked_at_too():
     assert np.isnan(row["exponent"]).all()
 
 
-# ---- how it is asked for --------------------------------------------------------------------------------------------
-
-
 def test_it_is_a_watcher_whose_name_says_what_it_looks_at():
     """That looking changes no run and that its rows are of so many steps is any watcher's: tests/training."""
     spec = tiny()
@@ -195,8 +186,8 @@ def test_it_is_a_watcher_whose_name_says_what_it_looks_at():
     assert HeadWatch(spec).moments(6) == [0, 1, 2, 3, 4, 6]
     name = "heads and what they follow on 64 and gradients on 64 test examples"
     assert HeadWatch(spec).name == name  # the test set has no more
-    names = {watcher(spec, **change).name for change in ({}, {"examples": 30}, {"ablated": 10})}
-    assert len(names | {watcher(spec, split="train+test").name}) == 4
+    others = ({}, {"examples": 30}, {"ablated": 10}, {"split": "train+test"})
+    assert len({watcher(spec, **change).name for change in others}) == 4
 
 
 def test_what_cannot_be_looked_at_is_refused():
@@ -204,9 +195,6 @@ def test_what_cannot_be_looked_at_is_refused():
     first = int(examples_of(tiny(), 1).labels[0])
     message = refusal(lambda: watcher(tiny(ignore_label=first), ablated=1))
     assert message == "ablated must be large enough to include a counted example (none of the first 1 counts), got 1."
-
-
-# ---- moments that follow from the metrics ---------------------------------------------------------------------------
 
 
 def evaluated(*accuracies: float, loss: float = 1.0) -> list[dict[str, Any]]:

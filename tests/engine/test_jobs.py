@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tests import builders
-from tests.builders import COUNTING, After, held, refusal
+from tests.builders import COUNTING, After, held
 
 from toeplens.engine import Asked, ExecutionOptions, Job, ablate_run, jobs, measure_run, read_ablation, run_job
 from toeplens.engine import measures as looked_at
@@ -122,11 +122,6 @@ def test_train_and_test_together_are_taken_as_seventy_to_thirty(run: Run, exampl
     assert found == by_hand(run, Examples.join(both))
     assert found["examples"] == test + train
     assert read_json(run.directory / "ablation.json")["asked"] == {"examples": examples, "split": "train+test"}
-
-
-@pytest.mark.parametrize(("asked", "counted"), [(7, 7), (10_000, TEST)])
-def test_no_more_examples_than_the_test_set_has(run: Run, asked: int, counted: int):
-    assert ablate_run(run, examples=asked).examples == counted
 
 
 PADDED = {"form": "released", "length": 8, "vocab_size": 12, "max_between": 3, "max_side": 2}
@@ -284,13 +279,6 @@ def test_a_loss_record_of_its_own_keeps_its_curve(run: Run):
     assert again is not None
     assert np.isfinite(alone.cumulative).all()
     np.testing.assert_allclose(again.cumulative, alone.cumulative, rtol=1e-5)
-
-
-# ---- refusals -------------------------------------------------------------------------------------------------------
-
-
-def test_an_ablation_needs_examples(run: Run):
-    assert refusal(lambda: ablate_run(run, examples=0)) == "examples must be at least 1, got 0."
 
 
 # ---- two at a time --------------------------------------------------------------------------------------------------

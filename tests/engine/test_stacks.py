@@ -109,8 +109,7 @@ def test_each_of_a_stack_is_published_and_gone_on_with_elsewhere(tmp_path: Path)
 
 
 def test_each_of_a_stack_is_followed_by_its_label(tmp_path: Path):
-    specs = [tiny(model={"dropout": 0.0}, seed=seed) for seed in range(2)]
-    wanted = [Job(spec, f"seed {spec.seed}") for spec in specs]
+    wanted = [replace(job, label=f"seed {job.spec.seed}") for job in jobs(2)]
     assert train_batch(wanted, tmp_path, ExecutionOptions(follow=("tensorboard",)), nothing)
     for job in wanted:
         (events,) = (tmp_path / job.spec.name).glob("tensorboard/*/events*")

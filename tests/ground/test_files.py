@@ -24,7 +24,6 @@ from toeplens.ground import (
     rounded,
     write_bytes,
     write_json,
-    write_text,
 )
 from toeplens.ground.files import environment_failure, finite, make_directory
 
@@ -42,17 +41,6 @@ def old(tmp_path: Path) -> Path:
 def only(path: Path) -> bool:
     """Whether ``path`` is all that its directory holds."""
     return list(path.parent.iterdir()) == [path]
-
-
-# ---- whole or not there -------------------------------------------------------------------------------------------
-
-
-def test_what_is_written_is_what_is_read(tmp_path: Path):
-    (tmp_path / "bytes").write_bytes(OLD)
-    write_bytes(tmp_path / "bytes", b"\x00\xff")
-    write_text(tmp_path / "text", "θ = 10000^(-2t/d)\n")
-    assert (tmp_path / "bytes").read_bytes() == b"\x00\xff"
-    assert (tmp_path / "text").read_text(encoding="utf-8") == "θ = 10000^(-2t/d)\n"
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), KeyboardInterrupt(), SystemExit(1)], ids=repr)
@@ -103,8 +91,6 @@ def test_permissions_follow_the_umask(tmp_path: Path, mask: int, mode: int):
     assert left == mask
 
 
-# ---- a machine that refuses ---------------------------------------------------------------------------------------
-
 REASONS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
@@ -143,8 +129,6 @@ def test_a_file_in_the_way_of_a_directory_is_an_input_error(old: Path, below: st
         make_directory(old / below)
     assert old.read_bytes() == OLD
 
-
-# ---- JSON ---------------------------------------------------------------------------------------------------------
 
 numbers = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
 values = st.recursive(

@@ -10,7 +10,6 @@ import torch
 from toeplens.ground import InputError
 from toeplens.ground.machine import memory, must_fit, out_of_memory, size, within
 from toeplens.model import decoder_config
-from toeplens.training import run_spec
 
 
 def test_the_machines_memory_is_known_and_bounds_what_fits():
@@ -43,13 +42,6 @@ def test_a_model_without_room_is_refused_before_it_is_built(sizes: dict[str, int
         decoder_config(**dict.fromkeys(sizes, 10**23))
     with pytest.raises(InputError, match=r"num_layers(:| must) "):
         decoder_config(num_layers=100_000)
-
-
-def test_examples_without_room_are_refused_before_they_are_made():
-    with pytest.raises(InputError, match=r"model and examples: they need at least .* of memory"):
-        run_spec(model={}, train_examples=10**9)
-    with pytest.raises(InputError, match=r"train_examples(:| must) "):
-        run_spec(model={}, train_examples=10**11)
 
 
 def test_whoever_says_that_memory_ran_out_is_understood():

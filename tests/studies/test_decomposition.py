@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -109,9 +108,5 @@ def test_padding_widens_no_window(causal: bool) -> None:
 
 def test_chosen_layers_and_bad_input(runs: dict[str, Run], tmp_path: Path) -> None:
     assert [layer.layer for layer in decompose_run(runs["rope"], layers=[1], examples=4).layers] == [1]
-    with pytest.raises(InputError, match="examples must be"):
-        decompose_run(runs["rope"], examples=0)
-    with pytest.raises(InputError, match=r"^run: .* diverged, so it has no finite weights"):
-        decompose_run(replace(runs["rope"], status="diverged"))
     with pytest.raises(InputError, match="layers"):
         decompose_run(runs["rope"], layers=[9], examples=4)

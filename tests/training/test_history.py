@@ -11,12 +11,11 @@ import pytest
 import torch
 from tests.builders import After, refusal, tiny
 
-from toeplens.training import Run, Segment, plan_execution, told, train
-from toeplens.training.environment import ended, gone_on, setup_of
+from toeplens.training import Run, plan_execution, told, train
+from toeplens.training.environment import setup_of
 
 pytestmark = pytest.mark.usefixtures("threads")
 HERE = replace(setup_of(plan_execution("cpu", "off", "float32")), threads=1)
-THERE = replace(HERE, device="cuda", gpu="a GPU", precision="bfloat16")
 
 
 def steps(run: Run) -> list[tuple[int, int | None, int]]:
@@ -46,18 +45,6 @@ def test_steps_that_were_lost_are_told_no_more(tmp_path: Path):
     (run.directory / "checkpoint.pt").write_bytes(checkpoint)
     torch.set_num_threads(1)
     assert steps(train(tiny(), tmp_path)) == [(0, 6, 1)]
-
-
-def test_histories_go_on_end_and_lose_what_was_not_kept():
-    assert gone_on([], 0, HERE) == [Segment(0, None, HERE)]
-    there = gone_on([Segment(0, 5, HERE)], 5, THERE)
-    assert there == [Segment(0, 5, HERE), Segment(5, None, THERE)]
-    assert gone_on(there, 9, THERE) == there
-    assert gone_on(there, 9, HERE) == [Segment(0, 5, HERE), Segment(5, 9, THERE), Segment(9, None, HERE)]
-    assert gone_on(ended(there, 9), 5, HERE) == [Segment(0, None, HERE)]
-    assert gone_on(ended(there, 9), 0, HERE) == [Segment(0, None, HERE)]
-    assert ended(there, 9)[-1].end == 9
-    assert "a GPU" in told(there)
 
 
 def test_an_older_run_has_none_and_a_damaged_one_is_one_sentence(tmp_path: Path):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.builders import After, outcome, refusal, tiny
+from tests.builders import After, Watching, outcome, tiny
 
 from toeplens.training import Run, train
 from toeplens.training.spec import Plateau
@@ -48,9 +48,6 @@ def test_a_model_that_guesses_has_only_not_begun_unless_it_is_the_end() -> None:
     assert Plateau(patience=1).reached(rows(1.0, 1.0, accuracy=0.9), 1.0, 9) is None
 
 
-# ---- runs -----------------------------------------------------------------------------------------------------------
-
-
 def steps(run: Run) -> list[int]:
     return [row["step"] for row in run.metrics]
 
@@ -87,17 +84,6 @@ def test_stopped_anywhere_it_ends_as_if_it_had_not(tmp_path: Path, units: int) -
     assert outcome(train(spec, tmp_path / "stopped")) == outcome(whole)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"evaluations": 4}, "evaluations must be at most 3, the steps of an epoch, got 4."),
-        ({"plateau": {"patience": 2}}, "plateau.patience must be less than 2, the evaluations of the run, got 2."),
-    ],
-)
-def test_evaluations_that_a_run_cannot_have_are_refused(changes: dict[str, Any], said: str) -> None:
-    assert refusal(lambda: tiny(epochs=2, **changes)) == said
-
-
 def test_fields_that_came_later_leave_older_names_alone() -> None:
     """Written out at their defaults they are no other run, and no older spec has them."""
     assert tiny().name == tiny(schedule="cosine", evaluations=1, plateau=None).name
@@ -107,23 +93,12 @@ def test_fields_that_came_later_leave_older_names_alone() -> None:
     assert len({tiny(**changes).name for changes in others}) == 4
 
 
-class Ends:
-    """Wants the initialisation and the last step."""
-
-    name = "ends"
-
-    def moments(self, total_steps: int) -> list[int]:
-        return [0, total_steps]
-
-    def look(self, model: Any, step: int) -> dict[str, Any]:
-        return {}
-
-
 def test_a_watcher_of_the_last_step_sees_the_one_where_training_ended(tmp_path: Path) -> None:
     spec = tiny(epochs=9, plateau=SHORT)
-    run = train(spec, tmp_path / "whole", watcher=Ends())
+    ends = Watching([0, spec.total_steps])
+    run = train(spec, tmp_path / "whole", watcher=ends)
     assert [row["step"] for row in run.watched] == [0, 6]
     for units in (1, 4, 9):
         out = tmp_path / str(units)
-        train(spec, out, watcher=Ends(), should_stop=After(units))
-        assert [row["step"] for row in train(spec, out, watcher=Ends()).watched] == [0, 6]
+        train(spec, out, watcher=ends, should_stop=After(units))
+        assert [row["step"] for row in train(spec, out, watcher=ends).watched] == [0, 6]

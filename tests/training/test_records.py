@@ -12,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 from tests import builders
-from tests.builders import After, outcome, refusal
+from tests.builders import After, Watching, outcome, refusal
 from torch import nn
 
 from toeplens.training import Run, RunSpec, loop, train
@@ -23,21 +23,9 @@ def tiny(**changes: Any) -> RunSpec:
     return builders.tiny(model={"num_layers": 1, "dropout": 0.0}, **changes)
 
 
-class Spectator:
-    """Sees nothing but the step."""
-
-    name = "steps"
-
-    def moments(self, total_steps: int) -> list[int]:
-        return [0, 1, total_steps]
-
-    def look(self, model: Any, step: int) -> dict[str, Any]:
-        return {"twice": 2 * step}
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return train(tiny(), tmp_path_factory.mktemp("trained"), watcher=Spectator())
+    return train(tiny(), tmp_path_factory.mktemp("trained"), watcher=Watching([0, 1, 6]))
 
 
 @pytest.fixture
@@ -45,9 +33,6 @@ def run(trained: Run, tmp_path: Path) -> Run:
     """A trained run of one's own."""
     shutil.copytree(trained.directory, tmp_path / trained.spec.name)
     return Run.open(tmp_path / trained.spec.name)
-
-
-# ---- damaged fields -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -156,9 +141,6 @@ def test_a_file_that_a_power_cut_took(
     assert outcome(run) == outcome(runs["finished"])
 
 
-# ---- what diverged ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("side", ["train", "test"])
 def test_one_loss_that_is_not_finite_is_divergence_and_its_figures_are_null(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: str
@@ -188,9 +170,6 @@ def test_weights_that_are_not_finite_are_no_model(run: Run, value: float):
     assert refusal(run.model).startswith(f"run: {path} does not contain the weights of this spec; delete ")
 
 
-# ---- figures and weights ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("batch", [16, 10**9])
 def test_tokens_are_those_of_the_examples_whatever_the_batches(
     tmp_path: Path, batch: int, monkeypatch: pytest.MonkeyPatch
@@ -205,8 +184,5 @@ def test_tokens_are_those_of_the_examples_whatever_the_batches(
 def test_every_tensor_of_a_state_is_kept_once_and_empty_ones_too():
     model = nn.ParameterDict({"a": torch.zeros(0), "b": torch.zeros(0, 3), "c": torch.ones(2)})
     model["d"] = model["c"]
-    assert {name: tuple(tensor.shape) for name, tensor in store.own_state(model).items()} == {
-        "a": (0,),
-        "b": (0, 3),
-        "c": (2,),
-    }
+    shapes = {name: tuple(tensor.shape) for name, tensor in store.own_state(model).items()}
+    assert shapes == {"a": (0,), "b": (0, 3), "c": (2,)}

@@ -279,9 +279,6 @@ def test_a_crash_or_a_full_disk_at_any_write_costs_nothing_but_time(
         assert outcome(train(few_writes(), out)) == outcome(whole(few_writes()))
 
 
-# ---- a full disk --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.heavy
 def test_a_file_larger_than_the_system_allows_is_the_machines_fault(tmp_path: Path, whole: Any):
     """A real refusal by the kernel (RLIMIT_FSIZE), half-way through a checkpoint."""
@@ -298,9 +295,6 @@ def test_a_file_larger_than_the_system_allows_is_the_machines_fault(tmp_path: Pa
     assert path.read_bytes() == before
     assert not list(run.directory.glob(".*.tmp"))
     assert outcome(train(spec, tmp_path)) == outcome(whole(spec))
-
-
-# ---- diverged -----------------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_diverges_is_recorded_and_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -12,21 +12,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests import builders
 from tests.builders import refusal
 
 from toeplens.ground import write_json
 from toeplens.model import Decoder, DecoderConfig, decoder_config
 from toeplens.training import RunSpec, run_spec
 
-MODEL: dict[str, Any] = {
-    "vocab_size": 12,
-    "num_classes": 12,
-    "d_model": 16,
-    "d_ff": 16,
-    "num_layers": 2,
-    "num_heads": 2,
-    "max_len": 8,
-}
+MODEL: dict[str, Any] = builders.MODEL | {"num_classes": 12, "dropout": 0.1}
 FIELDS: dict[str, Any] = {
     "task": "trigger-distance",
     "task_options": {"length": 8, "vocab_size": 12, "num_triggers": 2},
@@ -84,9 +77,6 @@ OTHER_MODEL: dict[str, Any] = {
 
 def spec(**changes: Any) -> RunSpec:
     return run_spec(**FIELDS | changes)
-
-
-# ---- the name ------------------------------------------------------------------------------------------------
 
 
 def test_a_spec_has_one_name_however_it_is_given():
@@ -155,9 +145,6 @@ def test_a_spec_draws_no_random_numbers():
     assert torch.equal(before, torch.get_rng_state())
 
 
-# ---- the papers' settings ------------------------------------------------------------------------------------
-
-
 def test_the_defaults_are_table_3():
     paper = run_spec(model={})
     assert (paper.lr, paper.betas, paper.weight_decay, paper.warmup) == (1e-4, (0.98, 0.9), 1e-5, 0.06)
@@ -173,9 +160,6 @@ def test_the_defaults_are_table_3():
 def test_chance_leaves_the_ignored_label_out():
     assert spec().chance == 1 / 7
     assert spec(ignore_label=1).chance == 1 / 6
-
-
-# ---- what cannot be run --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -194,6 +178,8 @@ def test_chance_leaves_the_ignored_label_out():
             "model.num_classes must be at least 8, as labels go up to 7, got 7.",
         ),
         ({"betas": (1.0, 0.9)}, "betas must be at least 0 and under 1, got (1.0, 0.9)"),
+        ({"evaluations": 4}, "evaluations must be at most 3, the steps of an epoch, got 4."),
+        ({"plateau": {"patience": 3}}, "plateau.patience must be less than 3, the evaluations of the run, got 3."),
         ({"epochs": 0}, "epochs must be greater than or equal to 1, got 0."),
         ({"lr": float("inf")}, "lr must be a finite number, got inf."),
         ({"seed": -1}, "seed must be greater than or equal to 0, got -1."),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests import builders
-from tests.builders import After, refusal, timeless
+from tests.builders import After, Watching, refusal, timeless
 
 from toeplens.engine import ExecutionOptions, Job, run_jobs
 from toeplens.engine import jobs as engine
@@ -18,8 +18,6 @@ from toeplens.model import decoder
 from toeplens.training import Run, RunSpec, loop, train, train_as_one
 from toeplens.training import run as store
 from toeplens.training.stack import must_stack, pays_alone
-
-PLATEAU = {"gain": 0.5, "patience": 1}  # which these models reach soon, each in its own time
 
 
 def tiny(seed: int = 0, encoding: str = "rope", protocol: str = "paper", **changes: Any) -> RunSpec:
@@ -55,40 +53,27 @@ def apart(ours: Sequence[Run], theirs: Sequence[Run]) -> float:
     return found
 
 
-# ---- the numbers ----------------------------------------------------------------------------------------------------
+# with plateaus that these models reach soon, each in its own time
+PLATEAU = {"average": 0.9, "evaluations": 2, "epochs": 8, "plateau": {"gain": 0.5, "patience": 1}}
+STACKS: dict[str, list[RunSpec]] = {
+    "released": three(protocol="released"),
+    **{name: three(name) for name in ("alibi", "shaw", "mla", "fire", "cope")},
+    "tensors of an encoding": [tiny(0, model={"encoding_options": {"base": base}}) for base in (10.0, 10_000.0)],
+    "plateaus": [tiny(n, lr=lr, schedule="constant", **PLATEAU) for n, lr in enumerate((1e-2, 1e-5, 3e-3))],
+    "ignored labels, padding, a last batch that is smaller": [
+        tiny(seed, **builders.COUNTING, train_examples=50, test_examples=19) for seed in range(2)
+    ],
+}
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize(
-    ("encoding", "protocol"),
-    [("rope", "released"), *((name, "paper") for name in ("alibi", "shaw", "mla", "fire", "cope"))],
-)
-def test_in_float64_each_ends_as_it_does_alone(tmp_path: Path, encoding: str, protocol: str):
-    specs = three(encoding, protocol=protocol)
-    assert apart(train_as_one(specs, tmp_path / "one"), [train(spec, tmp_path / "alone") for spec in specs]) < 1e-9
-
-
-@pytest.mark.usefixtures("double")
-def test_what_an_encoding_keeps_as_tensors_may_differ(tmp_path: Path):
-    specs = [tiny(0, model={"encoding_options": {"base": base}}) for base in (10.0, 10_000.0)]
-    together = train_as_one(specs, tmp_path / "one")
-    assert apart(together, [train(spec, tmp_path / "alone") for spec in specs]) < 1e-9
-    assert not torch.equal(*(run.model().readout.weight for run in together))
-
-
-@pytest.mark.usefixtures("double")
-def test_the_mean_of_the_weights_plateaus_and_evaluations_are_each_models_own(tmp_path: Path):
-    changes = {"average": 0.9, "evaluations": 2, "epochs": 8, "plateau": PLATEAU, "schedule": "constant"}
-    specs = [tiny(seed, lr=lr, **changes) for seed, lr in enumerate((1e-2, 1e-5, 3e-3))]
-    together = train_as_one(specs, tmp_path / "one")
-    assert apart(together, [train(spec, tmp_path / "alone") for spec in specs]) < 1e-9
-    assert len({run.step for run in together}) > 1, "they were to end at different steps"
-
-
-@pytest.mark.usefixtures("double")
-def test_ignored_labels_padding_and_a_last_batch_that_is_smaller(tmp_path: Path):
-    specs = [tiny(seed, **builders.COUNTING, train_examples=50, test_examples=19) for seed in range(2)]
-    assert apart(train_as_one(specs, tmp_path / "one"), [train(spec, tmp_path / "alone") for spec in specs]) < 1e-9
+@pytest.mark.parametrize("case", STACKS)
+def test_in_float64_each_ends_as_it_does_alone(tmp_path: Path, case: str):
+    together = train_as_one(STACKS[case], tmp_path / "one")
+    assert apart(together, [train(spec, tmp_path / "alone") for spec in STACKS[case]]) < 1e-9
+    assert not torch.equal(*(run.model().readout.weight for run in together[:2]))
+    if case == "plateaus":
+        assert len({run.step for run in together}) > 1, "they were to end at different steps"
 
 
 @pytest.mark.usefixtures("double")
@@ -122,9 +107,6 @@ def test_one_alone_is_a_stack_of_one_on_a_gpu_that_it_leaves_empty(changes: dict
     assert pays_alone(tiny(0, **changes), torch.device(device)) == expected
 
 
-# ---- stopped and gone on with ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("units", [4, 9])
 def test_stopped_and_gone_on_with_in_the_stack_it_ends_bit_identical(tmp_path: Path, units: int):
     specs = three(average=0.9)
@@ -155,14 +137,6 @@ def test_in_float32_each_parameter_counts_its_own_steps_when_it_goes_on_alone(tm
     assert apart([train(spec, tmp_path / "mixed") for spec in specs], alone) < 1e-3
 
 
-def test_what_is_finished_is_left_alone_and_the_others_are_trained(tmp_path: Path):
-    specs = three()
-    done = train(specs[1], tmp_path)
-    found = train_as_one(specs, tmp_path)
-    assert [run.status for run in found] == ["complete"] * 3
-    assert found[1] == done
-
-
 def test_a_checkpoint_of_one_of_many_holds_its_own_alone(tmp_path: Path):
     sizes = []
     for many in (1, 8):
@@ -173,30 +147,23 @@ def test_a_checkpoint_of_one_of_many_holds_its_own_alone(tmp_path: Path):
 
 
 def test_one_that_diverges_leaves_the_others_as_they_are(tmp_path: Path):
-    specs = [tiny(0), tiny(1, lr=1e30), tiny(2)]
+    specs = [tiny(0), tiny(1, lr=1e30), tiny(2), tiny(3)]
+    done = train(specs[3], tmp_path / "one")  # which is left alone
     found = train_as_one(specs, tmp_path / "one")
-    assert [run.status for run in found] == ["complete", "diverged", "complete"]
+    assert [run.status for run in found] == ["complete", "diverged", "complete", "complete"]
+    assert found[3] == done
     kept = [found[0], found[2]]
     assert apart(kept, [train(specs[0], tmp_path / "alone"), train(specs[2], tmp_path / "alone")]) < 1e-4
 
 
 def test_a_look_that_fails_costs_none_of_them_anything(tmp_path: Path):
-    class Fails:
-        name = "fails"
-
-        def moments(self, total_steps: int) -> list[int]:
-            return [2]
-
-        def look(self, model: Any, step: int) -> dict[str, Any]:
-            raise OSError("no look")
+    def fail() -> None:
+        raise OSError("no look")
 
     specs = three()
     with pytest.raises(OSError, match="no look"):
-        train_as_one(specs, tmp_path, watchers=[None, Fails(), None])
+        train_as_one(specs, tmp_path, watchers=[None, Watching([2], fail), None])
     assert [Run.open(tmp_path / spec.name).step for spec in specs] == [2, 2, 2]
-
-
-# ---- what cannot be stacked -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -214,9 +181,6 @@ def test_a_look_that_fails_costs_none_of_them_anything(tmp_path: Path):
 )
 def test_a_refusal_says_why(specs: list[RunSpec], why: str):
     assert why in refusal(lambda: must_stack(specs))
-
-
-# ---- many jobs ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.heavy

@@ -90,9 +90,6 @@ def test_what_is_looked_at_again_are_the_first_training_examples_without_dropout
     assert run.result["fit_loss"] != pytest.approx(run.result["test_loss"], rel=1e-3)
 
 
-# ---- the schedule -------------------------------------------------------------------------------------------------
-
-
 @given(total=st.integers(1, 300), share=st.floats(0, 0.99))
 def test_the_schedule_is_that_of_transformers(total: int, share: float):
     warmup = int(share * total)
@@ -104,39 +101,12 @@ def test_the_schedule_is_that_of_transformers(total: int, share: float):
             assert ours(step) == pytest.approx(theirs.lr_lambdas[0](step), abs=1e-12)
 
 
-# ---- batches ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [7, 19, 100])
-def test_a_split_is_all_examples_in_order_the_last_batch_partial(size: int):
-    data = Batches.of(examples(tiny(PADDED), "test"), CPU)
-    parts = list(data.split(size))
-    assert [len(tokens) for tokens, _, _ in parts] == [size] * (19 // size) + [19 % size] * (19 % size > 0)
-    assert torch.equal(torch.cat([tokens for tokens, _, _ in parts]), data.tokens)
-    assert torch.equal(torch.cat([labels for _, labels, _ in parts]), data.labels)
-    if data.lengths is not None:
-        assert torch.equal(torch.cat([lengths for _, _, lengths in parts]), data.lengths)  # type: ignore[arg-type]
-
-
-# ---- evaluation ---------------------------------------------------------------------------------------------------
-
-
 @each_task
 @pytest.mark.parametrize("size", [7, 64])
 def test_evaluation_is_the_mean_over_examples_whatever_the_batches(fields: dict[str, Any], size: int):
     spec = tiny(fields)
     model, data = initial_model(spec), examples(spec, "test")
     assert evaluate(model, Batches.of(data, CPU), size) == pytest.approx(by_hand(model, data), rel=1e-5)
-
-
-def test_an_ignored_label_counts_neither_in_loss_nor_in_accuracy():
-    spec, label = tiny(COUNT), 3
-    model, data = initial_model(spec), examples(spec, "train")
-    assert 0 < (data.labels == label).sum() < len(data)
-    kept = data[data.labels != label]
-    ignoring = evaluate(model, Batches.of(data, CPU, ignore_label=label), 16)
-    assert ignoring == pytest.approx(by_hand(model, data, label), rel=1e-5)
-    assert ignoring == pytest.approx(evaluate(model, Batches.of(kept, CPU), 16), rel=1e-5)
 
 
 def test_nothing_to_count_is_zero_and_not_a_division_by_it():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tests import builders
-from tests.builders import After, Crash, files, outcome, refusal, timeless
+from tests.builders import After, Crash, Watching, files, outcome, refusal, timeless
 
 from toeplens.ground import InputError, execution
 from toeplens.model import Decoder
@@ -35,17 +35,15 @@ def digest(state: dict[str, torch.Tensor]) -> dict[str, float]:
     return {name: float(value.double().sum()) for name, value in state.items()}
 
 
-class Digests:
-    """Notes each tensor's sum; ``disturb`` is what it does to the model first."""
+class Digests(Watching):
+    """Notes each tensor's sum; ``disturb`` is what it does to the model afterwards."""
 
     name = "digests"
 
     def __init__(self, at: Sequence[int] = MOMENTS, disturb: Callable[[Decoder], object] = lambda model: None) -> None:
-        self.at, self.disturb = at, disturb
+        super().__init__(at)
+        self.disturb = disturb
         self.asked: list[int] = []
-
-    def moments(self, total_steps: int) -> Sequence[int]:
-        return self.at
 
     def look(self, model: Decoder, step: int) -> dict[str, Any]:
         self.asked.append(step)
@@ -64,9 +62,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The same run, watched."""
     return train(tiny(), tmp_path_factory.mktemp("watched"), watcher=Digests())
-
-
-# ---- moments --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wrong", [-1, LAST_STEP + 1])
@@ -209,9 +204,6 @@ def test_two_watchers_rows_are_not_mixed(tmp_path: Path, watched: Run):
     assert refusal(lambda: train(tiny(), tmp_path, watcher=Others())) == said
     assert files(tmp_path / tiny().name) == before
     assert timeless(train(tiny(), tmp_path, watcher=Digests()).watched) == timeless(watched.watched)
-
-
-# ---- a look that fails ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("at", "error"), [(2, InputError), (3, ZeroDivisionError)])

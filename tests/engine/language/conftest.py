@@ -74,18 +74,9 @@ def losses_of(model: Decoder, tokens: np.ndarray) -> np.ndarray:
 
 def model_of(task: LanguageTask, encoding: str = "rope", **changes: object) -> Decoder:
     torch.manual_seed(0)
-    fields = {
-        "vocab_size": task.vocab_size,
-        "d_model": 32,
-        "d_ff": 64,
-        "num_layers": 2,
-        "num_heads": 2,
-        "max_len": task.length,
-        "encoding": encoding,
-        "readout": "each",
-        "dropout": 0.0,
-    }
-    model = Decoder(decoder_config(**fields | changes)).eval()
+    sizes = {"vocab_size": task.vocab_size, "d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 2}
+    fields = {"max_len": task.length, "encoding": encoding, "readout": "each", "dropout": 0.0}
+    model = Decoder(decoder_config(**sizes | fields | changes)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn_like(parameter)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
-from jaxtyping import Float
-from tests.engine.language.conftest import BYTES, LENGTH, SIZES, UNEVEN, model_of
+from tests.engine.language.conftest import LENGTH, model_of
 
-from toeplens.engine.language.texts import bits_a_byte, cut, read, sliding
+from toeplens.engine.language.texts import cut, read
 from toeplens.ground import InputError
 from toeplens.tasks.language import LanguageTask
 
@@ -49,15 +46,6 @@ def test_documents_that_are_too_short_are_told(task: LanguageTask):
         cut(task.corpus(), "test", 100_000, 4, seed=0)
 
 
-def test_nats_a_token_become_bits_a_byte_by_the_texts_own_document(uneven: LanguageTask):
-    corpus = uneven.corpus()
-    documents = cut(corpus, "test", UNEVEN, 60, seed=0).documents
-    assert set(documents) == set(range(len(SIZES["test"])))
-    found = bits_a_byte(corpus, "test", documents)
-    for document, scale in zip(documents, found, strict=True):
-        assert scale == pytest.approx(1 / BYTES["test"][document] / math.log(2), rel=1e-12)
-
-
 def test_losses_are_those_of_the_model_whatever_is_asked_for(task: LanguageTask, monkeypatch: pytest.MonkeyPatch):
     model = model_of(task)
     tokens = cut(task.corpus(), "test", LENGTH, 7, seed=0).tokens
@@ -71,17 +59,3 @@ def test_losses_are_those_of_the_model_whatever_is_asked_for(task: LanguageTask,
     monkeypatch.setattr("toeplens.engine.language.texts._LOGITS", {"cpu": 500})
     again, _ = read(model, tokens, first=5)
     np.testing.assert_allclose(again, wanted[:, 5:], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("length", [8, 16, 17, 23, 40, 64])
-def test_a_sliding_window_answers_for_each_token_once_with_half_a_window_before_it(length: int):
-    window, asked = 16, []
-    tokens = np.arange(length + 1)[None]
-
-    def reader(part: np.ndarray, first: int) -> Float[np.ndarray, "K m"]:
-        asked.append((int(part[0, 0]), part.shape[1] - 1, first))
-        return part[:, 1 + first :].astype(float)
-
-    np.testing.assert_array_equal(sliding(tokens, window, reader)[0], tokens[0, 1:])
-    assert all(size <= window for _, size, _ in asked)
-    assert all(first >= window // 2 for _, _, first in asked[1:])

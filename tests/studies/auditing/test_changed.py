@@ -51,7 +51,7 @@ def test_later_layers_read_what_is_changed(model: Any) -> None:
     ("options", "said"),
     [
         ({"changes": [ZERO], "effects": "exact"}, "^changes and effects must not both be set"),
-        ({"changes": [ZERO], "effects": "none", "needles": 2}, "^changes and needles must not both be set"),
+        ({"changes": [Change(layer=7, output="zero")], "effects": "none"}, "^layer must be from 0 to "),
         (
             {"changes": [Change(layer=0, bands=BandControl(still=(99,)))], "effects": "none"},
             r"^still must be .* from 0 to 3 .*, got \[99\]",
@@ -82,9 +82,6 @@ def test_a_head_whose_logits_are_changed_shows_the_changed_attention(model: Any)
     part = audit(model, TOKENS, effects="none", changes=[Change(layer=0, heads=(0,), attention="symbolic")])
     assert part.heads[0].previous is None
     assert part.heads[1].previous is not None
-
-
-# ---- columns made of a head's other numbers
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from scipy import stats
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import HeadEffects, head_effects
 from toeplens.sources.huggingface.effects import head_estimates
-from toeplens.studies.auditing import Audit, HeadRecord, LayerRecord, audit, words
+from toeplens.studies.auditing import Audit, HeadRecord, audit, words
 from toeplens.studies.auditing import effects as silencing
 from toeplens.studies.auditing.effects import Elimination, Estimate, concentration, eliminate
 from toeplens.studies.auditing.record import Kept
@@ -80,36 +80,20 @@ def test_shares_are_given_of_what_stands_out_of_the_noise() -> None:
     assert false <= 35
 
 
-def _made(effects: list[float], half: float, **more: Any) -> Audit:
-    """An audit of one layer whose heads have these effects, with intervals of this half width."""
-    values = np.array(effects)
-    heads = tuple(
-        HeadRecord("decoder", "self", 0, place, effect=x, effect_low=x - half, effect_high=x + half)
-        for place, x in enumerate(effects)
-    )
-    layer = LayerRecord(
-        *("decoder", "self", 0, "m (M)", len(heads), len(heads), 4, 0.5, None, True, None, "none", (), None, None),
-        *(0.0, 1e-4, concentration(values, values - half, values + half)),
-    )
-    return Audit({"intervals": "over sequences"}, (layer,), heads, "loss", "exact", 2.0, 0.0, **more)
-
-
 def test_what_harms_is_told_from_what_is_within_its_noise() -> None:
-    """Heads whose whole interval is below 0; a layer whose sum is within its noise has no share."""
-    found = _made([0.02, -0.03, -0.01, -0.001], 0.002)
-    assert [head.head for head in words.harmful(found)] == [1, 2]
-    said = " ".join(words.findings(found))
-    assert "head 1 holds 100% of the sum of positive effects (1.0 effective heads of 4)" in said
-    assert "): L1 H2, L1 H3; " in said
+    """Heads whose whole interval is below 0."""
+
+    def made(half: float) -> Audit:
+        values = dict(enumerate([0.02, -0.03, -0.01, -0.001]))
+        ends = {n: {"effect": x, "effect_low": x - half, "effect_high": x + half} for n, x in values.items()}
+        heads = tuple(HeadRecord("decoder", "self", 0, n, **numbers) for n, numbers in ends.items())
+        return Audit({"intervals": "over sequences"}, (), heads, "loss", "exact", 2.0, 0.0)
+
+    assert [head.head for head in words.harmful(made(0.002))] == [1, 2]
+    said = " ".join(words.findings(made(0.002)))
+    assert "decoder L1 H2, decoder L1 H3; largest for decoder layer 1 head 2 " in said
     assert "we would expect about 0 of 4 such heads" in said
-    lost = _made([0.02, -0.03, -0.01, -0.001], 0.05)
-    assert words.harmful(lost) == []
-    assert lost.layers[0].deposit["top_share"] is None
-
-
-# ---- A race for the first places finds those that all sequences would, and its numbers are thos --------------------
-
-transformers = pytest.importorskip("transformers")
+    assert words.harmful(made(0.05)) == []
 
 
 class Worlds:

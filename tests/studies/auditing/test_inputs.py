@@ -21,7 +21,7 @@ from toeplens.ground import InputError
 from toeplens.lens import behaviour, frequency_use
 from toeplens.studies.auditing import Audit, audit, inputs, read_tokens
 from toeplens.studies.auditing.effects import over_texts, way_of
-from toeplens.studies.auditing.inputs import from_texts, shared
+from toeplens.studies.auditing.inputs import from_texts
 
 LENGTHS = (12, 19, 26)
 IDS = [torch.randint(4, 31, (n,), generator=torch.Generator().manual_seed(n)) for n in LENGTHS]
@@ -158,9 +158,6 @@ def test_a_sequence_of_one_token_is_refused() -> None:
         audit(model_of("GPT2"), [[3, 4], [5]])
 
 
-# ---- Several texts: sequences shared out among them, each of a text that is named, and interval --------------------
-
-
 def text(seed: int, words: int = 200) -> str:
     return " ".join(np.random.default_rng(seed).choice(WORDS, words))
 
@@ -177,13 +174,6 @@ def model() -> Any:
 @pytest.fixture(scope="module")
 def found(model: Any) -> Audit:
     return audit(model, TEXTS, **OPTIONS)
-
-
-def test_sequences_are_shared_out_as_evenly_as_there_is_room() -> None:
-    assert shared({"a": 99, "b": 99}, 16) == {"a": 8, "b": 8}
-    assert shared({"a": 99, "b": 99}, 5) == {"a": 3, "b": 2}
-    assert shared({"a": 99, "b": 2, "c": 5}, 16) == {"a": 9, "b": 2, "c": 5}
-    assert shared({"a": 1, "b": 2}, 16) == {"a": 1, "b": 2}
 
 
 @pytest.mark.parametrize("start", [2**70, "a"])

@@ -29,6 +29,8 @@ def test_scores_are_those_of_each_needle_alone(model: Path) -> None:
     own, writer = load_model(str(model), device="cpu"), Writer(tokenizer(), TEXT, 0)
     wanted = retrieval_of(own, [writer.needle(72, depth) for depth in (0.0, 0.5, 1.0)], lambda *_: None)
     assert [head.retrieval for head in found.heads] == [head.score for head in wanted]
+    with pytest.raises(InputError, match=r"^max_tokens must be larger than the .* tokens of a needle .*, got 24"):
+        audit(str(model), TEXT, needles=2, **OPTIONS | {"max_tokens": 24})
     assert all(head.retrieval is None for head in audit(str(model), TEXT, **OPTIONS).heads)
 
 
@@ -54,10 +56,3 @@ def test_what_has_no_needles_is_refused(kind: str, sizes: dict[str, Any], data: 
     made = tiny(kind, **sizes | {"vocab_size": 700, "max_position_embeddings": 80})
     with pytest.raises(InputError, match=f"^needles {said}"):
         audit(made, data, tokenizer=tokenizer(), needles=2, **OPTIONS)
-
-
-def test_needles_that_do_not_fit_are_refused(model: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"^max_tokens must be larger than the .* tokens of a needle and its question, got 24"
-    ):
-        audit(str(model), TEXT, needles=2, **OPTIONS | {"max_tokens": 24})

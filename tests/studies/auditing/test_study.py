@@ -20,12 +20,11 @@ from torch import Tensor
 from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.lens import AttentionTrace, behaviour, fit_decay
 from toeplens.sources import DecoderSource
-from toeplens.sources.huggingface import Change
 from toeplens.sources.huggingface import attention as masks_module
 from toeplens.sources.huggingface import calls as calls_module
 from toeplens.sources.huggingface import calls as proof_module
 from toeplens.studies import auditing
-from toeplens.studies.auditing import COLUMNS, Audit, audit, effects, measuring, study, words
+from toeplens.studies.auditing import COLUMNS, Audit, audit, effects, measuring, words
 from toeplens.training import Batches, Run, run_spec, train
 from toeplens.training.presets import starting_spec
 
@@ -311,19 +310,12 @@ def test_records_and_tables_are_kept(tmp_path: Path) -> None:
         (TOKENS, {"effects": "exact", "first": 99}, "first must be at most 8, the number of heads, got 99"),
         (None, {"max_tokens": 10**6}, "max_tokens must be at most .*, got 1000000"),
         (TOKENS, {"effects": "some"}, "got 'some'"),
+        (TOKENS, {"effects": "exact", "heads": [4]}, r"^heads must be from 0 to 3, got 4\."),
     ],
 )
 def test_wrong_input_is_refused(data: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         audit(model_of("GPT2"), data, **{"effects": "none"} | options)
-
-
-def test_what_is_not_there_is_refused_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study, "measure", lambda *_: pytest.fail("work was begun"))
-    with pytest.raises(InputError, match=r"^heads must be from 0 to 3, got 4\."):
-        audit(model_of("Llama"), TOKENS, heads=[4])
-    with pytest.raises(InputError, match=r"^layer must be from 0 to "):
-        audit(model_of("Llama"), TOKENS, changes=[Change(layer=7, output="zero")])
 
 
 def test_models_are_loaded_from_directories_or_refused(tmp_path: Path) -> None:

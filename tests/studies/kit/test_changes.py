@@ -79,7 +79,6 @@ ATTENTION = "model.layers.0.self_attn (LlamaAttention)"
         ("layers=1 groups=5 speed=0", f"groups must be different numbers from 1 to 2 in {ATTENTION}, got 5."),
         ("layers=1 exchange=1-2:4-5", f"exchange must be different numbers from 1 to 4 in {ATTENTION}, got 5."),
         ("layers=1 bias=off", f"bias: {ATTENTION} adds no bias to its logits."),
-        ("layers=1,1 output=zero", f"change must not change head 1 of {ATTENTION} twice."),
     ],
 )
 def test_what_the_model_does_not_have_is_refused_with_numbers_from_1(llama: Loaded, text: str, sentence: str) -> None:

@@ -39,9 +39,6 @@ def told(p: float) -> Finding:
     return replace(finding, verdict=finding.at(LEVEL))
 
 
-# ---- Holm ------------------------------------------------------------------------------------------------------------
-
-
 @given(st.lists(p_value, max_size=8), levels)
 def test_what_is_decided_at_its_error_is_what_holm_rejects(chances: list[float], level: float) -> None:
     errors = holm(chances, level)
@@ -55,9 +52,6 @@ def test_a_ledger_says_what_holm_rejects(chances: list[float]) -> None:
     assert [verdict not in OPEN for verdict, _, _ in settled] == rejected
     assert [plain for _, plain, _ in settled] == [combine([told(p)]) for p in chances]
     assert all(plain == verdict or verdict == "undecided" for verdict, plain, _ in settled)
-
-
-# ---- entries ---------------------------------------------------------------------------------------------------------
 
 
 def part(values: Sequence[float], bar: float = 0.0) -> Finding:

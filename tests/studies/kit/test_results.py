@@ -38,9 +38,6 @@ def curve(*rows: tuple[float, float], result: dict[str, Any] | None = None, **co
     return replace(made_up(KEY, Model(0.5)), length_chance=0.2, epochs=told, result=last)
 
 
-# ---- learning curves -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("train", "expected"),
     [
@@ -102,16 +99,6 @@ def test_skill_is_a_share_of_what_the_length_does_not_give_away() -> None:
     assert [curve((0.5, test)).skilled for test in (0.39, 0.41)] == [False, True]
 
 
-def test_of_a_run_that_diverged_nothing_is_known() -> None:
-    gone = replace(curve((0.9, 0.9)), status="diverged")
-    assert np.isnan([gone.accuracy, gone.skill, gone.half_learned, gone.setbacks, gone.fit]).all()
-    assert not gone.skilled
-    assert not gone.learned_half
-
-
-# ---- found and kept --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("status", ["complete", "diverged"])
 def test_a_cell_reads_back_as_it_was(status: str) -> None:
     for cell in results(distance(rope=Model(0.8, status=status).single(0)), seeds=2).cells:
@@ -130,8 +117,6 @@ def test_a_comparison_without_models_says_why() -> None:
     none = above("RoPE less ALiBi", seen.difference(COUNT, "rope", "alibi"), 0.0)
     assert none.evidence.endswith(f"(no finished model of alibi on {COUNT})")
 
-
-# ---- Tables of a study: the record's numbers under names that stay, null where nothing is known --------------------
 
 RESULTS = Path(__file__).parents[3] / "results"
 PLACE = ["protocol", "task", "encoding", "seed"]
@@ -175,29 +160,29 @@ def _key(cell) -> tuple:
     return cell.key.protocol, cell.key.task, cell.key.label, cell.key.seed
 
 
-def test_epochs_and_lengths_are_rows_of_what_was_evaluated(state: Grid):
+def test_other_frames_have_a_row_for_each_of_the_record(state: Grid):
     assert state.frame("epochs").num_rows == sum(len(cell.epochs) for cell in state.results.cells)
     cell = next(cell for cell in state.results.cells if cell.measure("extrapolation") is not None)
     rows = [row for row in state.frame("lengths").to_pylist() if tuple(row[name] for name in PLACE) == _key(cell)]
     wanted = [(row.length, row.accuracy) for row in cell.measure("extrapolation").rows if row.examples]
     assert [(row["length"], row["accuracy"]) for row in rows] == wanted
+    rows = state.frame("claims").to_pylist()
+    verdicts = [(entry.claim.id, entry.protocol, entry.verdict) for entry in state.entries]
+    assert [(row["claim"], row["protocol"], row["verdict"]) for row in rows] == verdicts
+    assert any(NASTY in row["statement"] + row["evidence"] for row in rows)
 
 
 def test_a_diverged_model_has_no_accuracy(state: Grid):
+    cell = replace(curve((0.9, 0.9)), status="diverged")
+    assert np.isnan([cell.accuracy, cell.skill, cell.half_learned, cell.setbacks, cell.fit]).all()
+    assert not cell.skilled
+    assert not cell.learned_half
     gone = [row for row in state.frame("cells").to_pylist() if row["status"] == "diverged"]
     assert gone
     assert all(row["accuracy"] is row["loss"] is row["skill"] is row["peak"] is None for row in gone)
     frame = state.frame("cells")
     floats = [column for column in frame.columns if pa.types.is_floating(column.type)]
     assert not any(isnan(value) for column in floats for value in column.drop_null().to_pylist())
-
-
-def test_claims_are_a_row_a_verdict(state: Grid):
-    rows = state.frame("claims").to_pylist()
-    assert [(row["claim"], row["protocol"], row["verdict"]) for row in rows] == [
-        (entry.claim.id, entry.protocol, entry.verdict) for entry in state.entries
-    ]
-    assert any(NASTY in row["statement"] + row["evidence"] for row in rows)
 
 
 def test_rows_that_there_are_not_are_refused(state: Grid):

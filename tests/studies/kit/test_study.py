@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import json
 from dataclasses import replace
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.builders import tiny
+from tests.builders import held, tiny
 from tests.papers.deposit.numbers import reproduced
 from tests.report.grid.language_state import language_grid
 
@@ -19,7 +18,6 @@ from toeplens.ground import InputError
 from toeplens.papers.deposit import Reproduction
 from toeplens.papers.mathematics import Theory
 from toeplens.studies import CellResult, grid
-from toeplens.studies.grid.spec import spec_from_yaml
 from toeplens.studies.kit.cells import Cell, carried_out, gather_cells, jobs_of
 from toeplens.studies.kit.results import Key
 from toeplens.studies.kit.study import RUNS, read_study
@@ -32,7 +30,6 @@ STUDIES: dict[str, dict[str, Any]] = {
     "theory": {"scale": "smoke", "seeds": 1},
 }
 NAN = float("nan")
-RECORDED = Path(__file__).parents[3] / "results"
 
 
 def written(directory: Path, content: Any) -> Path:
@@ -70,22 +67,6 @@ def test_a_study_says_what_it_is_in_plain_fields(kind: str, tmp_path: Path) -> N
         refused(lambda c=without: read(written(tmp_path, c)), "study.json", field)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("seeds: true", "seeds"),
-        (f"examples: {'9' * 5000}", "digits"),
-        (f"about: {'[' * 5000}{']' * 5000}", "nested too deep"),
-        ("title: .nan", "title"),
-        ("encodings: {rope-bands: {scan: {frequencies: [1.0, true]}}}", "scan"),
-    ],
-)
-def test_a_grids_file_is_of_plain_numbers_and_of_some_size(text: str, words: str) -> None:
-    rest = {"tasks": "tasks: {index: {options: {length: 10, words: 8}}}\n", "encodings": "encodings: {nope: {}}\n"}
-    whole = "".join(line for name, line in rest.items() if not text.startswith(name)) + text
-    refused(lambda: grid.cells(spec_from_yaml(whole, "mine.yaml")), words)
-
-
 def test_a_cell_is_of_plain_fields() -> None:
     good = json.loads(json.dumps(reproduced()[0].to_dict()))
     assert CellResult.from_dict(good).to_dict() == reproduced()[0].to_dict()
@@ -110,9 +91,6 @@ def test_a_cell_is_of_plain_fields() -> None:
             refused(lambda c=without: CellResult.from_dict(c, "results.json"), "results.json", field)
 
 
-# ---- records alone
-
-
 def test_a_grid_study_is_what_its_record_tells(tmp_path: Path) -> None:
     state = language_grid(tmp_path)
     state.write_down()
@@ -130,9 +108,6 @@ def test_a_grid_study_is_what_its_record_tells(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["claims.json", "results.json.gz"], "nothing is written"
 
 
-# ---- Studies are carried out by one process at a time, and begin nothing once it is time to sto --------------------
-
-RECORDED = Path(__file__).parents[3] / "results" / "theory" / "results.json"
 OVER = Limits(device="cpu", deadline=0.0)
 
 
@@ -143,8 +118,7 @@ def test_a_study_that_another_process_carries_out_is_read_and_not_written(tmp_pa
     made()
     before = (tmp_path / "study.json").read_bytes()
     (tmp_path / "results.json").write_text("the other process's")
-    with (tmp_path / ".lock").open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+    with held(tmp_path):
         with pytest.raises(InputError, match=r"^study: .* is in use by another process"):
             made()
         assert grid.gather(tmp_path).finished == 0
@@ -152,8 +126,6 @@ def test_a_study_that_another_process_carries_out_is_read_and_not_written(tmp_pa
     assert json.loads((tmp_path / "study.json").read_text()) == json.loads(before)
     made()
 
-
-# ---- What a study reads of a cell is about the labels that its run counts ------------------------------------------
 
 RELEASED = {"form": "released", "length": 8, "vocab_size": 12, "max_between": 3, "max_side": 2}
 
@@ -185,8 +157,6 @@ def test_the_guess_from_the_length_is_of_the_labels_that_count(
     assert found.skill == pytest.approx((run.result["test_accuracy"] - by_length) / (1 - by_length))
 
 
-# ---- what runs were carried out on
-
 HERE = Setup("cpu", None, "float32", False, 1, "0.1.0", "2.13.0", "a processor")
 OURS: dict[str, Any] = {"processor": HERE.processor, "gpu": None, "torch": HERE.torch}
 THERE = replace(HERE, device="cuda", gpu="a GPU", precision="bfloat16", threads=4)
@@ -197,13 +167,8 @@ def test_one_set_up_needs_no_words() -> None:
     histories = [[Segment(0, 9, HERE)], [Segment(0, 4, HERE), Segment(4, 9, HERE)], []]
     assert carried_out(histories, OURS) == {"threads": 1}
     assert carried_out(histories, {**OURS, "gpu": "a GPU that no run was on"}) == {"threads": 1}
-
-
-def test_one_that_is_not_where_the_study_was_gathered_is_named() -> None:
     found = carried_out([[Segment(0, 9, HERE)]] * 2, OURS | {"processor": "another"})
     assert found["setups"] == f"The 2 runs were trained on {HERE}, not on the machine that gathered the study."
-    found = carried_out([[Segment(0, 9, replace(HERE, device="cuda", gpu="a GPU"))]], {**OURS, "gpu": "another"})
-    assert "on cuda (a GPU)" in found["setups"]
 
 
 def test_more_than_one_is_one_sentence() -> None:

@@ -36,8 +36,6 @@ few = st.lists(value, min_size=1, max_size=ENOUGH - 1)
 many = st.lists(value, min_size=ENOUGH, max_size=9)
 any_number = st.lists(value, max_size=9)
 
-# ---- one part --------------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     ("values", "bar", "expected"),
@@ -74,21 +72,14 @@ def test_with_few_seeds_nothing_holds_or_fails(values: list[float], bar: float) 
     assert f"{ENOUGH} seeds" in finding.wanting
 
 
-@given(many, value)
-def test_with_enough_seeds_students_interval_decides(values: list[float], bar: float) -> None:
-    assume(np.std(values, ddof=1) > 0.005)
-    ends = stats.ttest_1samp(values, 0).confidence_interval(0.95)
-    expected = "holds" if ends.low > bar else "fails" if ends.high < bar else "undecided"
-    assert above("it", values, bar).verdict == expected
-
-
 @given(any_number, value)
 def test_below_is_the_mirror_of_above(values: list[float], bar: float) -> None:
     under, over = below("it", values, bar), above("it", values, bar)
     assert under.verdict == above("it", [-v for v in values], -bar).verdict
-    assert under.verdict == opposite(over).verdict
-    assert under.evidence == over.evidence
-    assert (under.holds, under.fails) == (over.fails, over.holds)
+    assert (under.evidence, under.holds, under.fails) == (over.evidence, over.fails, over.holds)
+    turned = opposite(over)
+    assert turned == replace(under, comparison=turned.comparison)
+    assert opposite(turned) == over
 
 
 @pytest.mark.parametrize(
@@ -125,9 +116,6 @@ def test_a_smaller_error_never_decides_more(values: list[float], bar: float, fir
     assert finding.at(LEVEL) == finding.verdict
 
 
-# ---- evidence --------------------------------------------------------------------------------------------------------
-
-
 def test_evidence_says_what_was_seen() -> None:
     assert above("it", [0.25], 0.0).evidence == "it: 0.250 (1 seed), threshold 0"
     told = above("skill", [0.25, 0.5, 0.75, 0.5, 0.5], 0.25, unit=" points").evidence
@@ -154,16 +142,6 @@ def test_what_would_decide_it_is_a_number_of_seeds_or_none_soon() -> None:
     assert above("it", NEAR, 0.2).wanting.startswith("far more seeds: the mean is 0.000 from the threshold")
     near_high = within("it", [0.9, 0.1, 0.5, 0.4, 0.6], -9.0, 0.75)
     assert near_high.wanting == wide.wanting, "of two bars the nearer one"
-
-
-@given(any_number, value)
-def test_the_opposite_of_a_finding_rests_on_the_same_evidence(values: list[float], bar: float) -> None:
-    finding, turned = above("it", values, bar), opposite(above("it", values, bar))
-    assert turned == replace(below("it", values, bar), comparison=turned.comparison)
-    assert opposite(turned) == finding
-
-
-# ---- a claim ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -232,9 +210,6 @@ def test_a_value_with_an_interval_of_its_own_needs_no_seeds() -> None:
     assert [interval_above("it", 0.5, 0.3, 0.7, bar).verdict for bar in (0.3, 0.8)] == ["undecided", "fails"]
 
 
-# ---- figures that are only bounds ------------------------------------------------------------------------------------
-
-
 @given(any_number, value, st.booleans(), st.booleans())
 def test_a_bound_is_decided_on_one_side_alone(values: list[float], bar: float, holds: bool, fails: bool) -> None:
     finding = above("it", values, bar)
@@ -249,10 +224,7 @@ def test_a_bound_is_decided_on_one_side_alone(values: list[float], bar: float, h
         assert (chance([bounded]) or 0.0) >= (chance([finding]) or 0.0)
 
 
-# ---- What is compared: Welch's and Student's intervals as scipy has them, and how many seeds wo --------------------
-
 NONE = 1e-12  # a grain that plays no part
-value = st.integers(-100, 100).map(lambda n: n / 100)
 several = st.lists(value, min_size=2, max_size=9)
 
 
@@ -302,13 +274,6 @@ def test_models_are_no_more_alike_than_their_grain() -> None:
     assert alike.error == of_one([0.9, 0.9, 0.9, 0.9, 0.9001]).error, "that agree more closely too"
     assert of_one([0.8, 0.85, 0.9, 0.95, 1.0]).error == pytest.approx(np.std([0, 1, 2, 3, 4], ddof=1) / 20 / 5**0.5)
     assert difference([0.9] * 5, [0.5] * 4).error == pytest.approx(GRAIN * math.sqrt(1 / 5 + 1 / 4))
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_model_without_a_figure_is_known_to_have_none(bad: float) -> None:
-    assert of_one([0.1, 0.2]).known
-    assert not of_one([0.1, bad]).known
-    assert not difference([0.1, 0.2], {3: bad}).known
 
 
 @given(several, value, st.sampled_from([0.05, 0.2]))

@@ -19,7 +19,7 @@ from toeplens.ground import InputError
 from toeplens.report import render_probe
 from toeplens.sources.huggingface import AttentionCall, Change, captured, intervened, load_model
 from toeplens.studies.kit.questions import Writer
-from toeplens.studies.probing import ABOUT, Asked, ProbeRecord, open_probe, probe, save_probe
+from toeplens.studies.probing import Asked, ProbeRecord, open_probe, probe, save_probe
 from toeplens.studies.probing.record import ItemRecord
 
 ASKED = Asked(lengths=(64, 80), depths=(0.0, 1.0), repeats=1, sequences=2, lists=2)
@@ -131,14 +131,6 @@ def test_it_comes_back_as_it_was_written_and_is_a_page(found: ProbeRecord, tmp_p
         open_probe(tmp_path / "nothing")
 
 
-def test_without_changes_there_are_none(model: Path) -> None:
-    found = probe(str(model), TEXT, asked=ASKED, heads=False, device="cpu")
-    assert found.changes == found.heads == ()
-    assert all(row.changed_nats is None for row in found.items)
-    assert {row.behaviour for row in found.items} == set(ABOUT)
-    assert "Heads that retrieve" not in render_probe(found)
-
-
 def test_what_makes_no_sense_to_ask(model: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="output must be zero for a probe, got mean"):
         probe(str(model), TEXT, changes=[Change(layer=0, output="mean")], asked=ASKED, device="cpu")
@@ -155,7 +147,8 @@ def test_token_ids_are_probed_without_a_tokenizer(model: Path, tmp_path: Path) -
     ids = np.random.default_rng(0).integers(0, 20, (2, 60))
     found = probe(str(model), ids, asked=ASKED, device="cpu")
     assert {item.behaviour for item in found.items} == {"loss", "copying"}
-    assert found.heads == ()
+    assert found.changes == found.heads == ()
+    assert all(row.changed_nats is None for row in found.items)
     page = render_probe(found)
     assert "Needles" not in page
     own = load_model(str(model), device="cpu").model
