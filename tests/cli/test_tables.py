@@ -77,11 +77,9 @@ def test_language_models_are_told_by_their_bits(tmp_path: Path, capsys: pytest.C
     tables.print_study(state, tmp_path / "report.html", tables.matrix_tables(state), as_json=False)
     told = capsys.readouterr().out
     lines = [line for line in told.splitlines() if line.startswith("│")]
-    assert [line.split("│")[1].strip() for line in lines] == ["RoPE", "p-RoPE", "T5", "ALiBi", "Sinusoid", "NoPE"]
-    cells = [cell.strip() for cell in lines[3].split("│")[2:7]]
-    assert cells == ["2.080", "2.076–2.084", "−0.020", "50.0", "35.0"]
-    assert "n-gram baselines by context length: 4.600 (context 0)" in told
+    assert [cell.strip() for cell in lines[1].split("│")[1:5]] == ["ALiBi", "1.658", "1.655–1.661", "−0.049"]
+    assert "n-gram baselines by context length: 4.644 (context 0)" in told
     assert "accuracy" not in told
     tables.print_study(state, tmp_path / "report.html", as_json=True)
     (row, *_) = json.loads(capsys.readouterr().out)["language"]
-    assert (row["label"], row["task"], row["bits"]) == ("rope", "language", pytest.approx(2.05))
+    assert (row["label"], row["task"], row["bits"]) == ("fire", "language", pytest.approx(1.651, abs=1e-3))

@@ -1,10 +1,11 @@
-"""Worlds of made-up results: what a model does and what is measured inside it, told in a few numbers."""
+"""Worlds of made-up results, told in a few numbers, and whole studies whose figures are random."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from toeplens.lens import FrequencyRecord, HeadAblation, HeadSets, PositionalDri
 from toeplens.lens.gradients import LevelSignal, Strength
 from toeplens.lens.toeplitz.spectrum import BiasSpread
 from toeplens.model import Protocol
+from toeplens.papers.deposit import Plan, Reproduction, accuracy_table, chosen_parts, claims_of
 from toeplens.papers.deposit.labels import TITLES
-from toeplens.studies import CellResult, Key, Results
-from toeplens.training.presets import COUNT, DISTANCE
+from toeplens.studies import Cell, CellResult, Key, Results, judge
+from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS
 
 LAYERS, HEADS, PAIRS, CHANCE = 4, 4, 4, 0.1
 NAN = float("nan")
@@ -328,3 +330,65 @@ def _world(task: str, models: dict[str, float | Model]) -> World:
         (task, name.replace("__", "/").replace("_", "-")): model if isinstance(model, Model) else Model(model)
         for name, model in models.items()
     }
+
+
+# ---- whole studies ---------------------------------------------------------------------------------------------------
+
+
+def _random(cell: Cell, *, diverged: bool, measured: bool) -> CellResult:
+    """A finished cell, with numbers drawn from its name; when watched its drops grow to what they are in the end."""
+    rng = np.random.default_rng(int(cell.job.spec.name, 16))
+    accuracy = float(rng.uniform(0.1, 1))
+    drops = accuracy * rng.beta(0.4, 1.5, size=(LAYERS, HEADS)) - 0.01
+    model = Model(
+        accuracy, drops=tuple(map(tuple, drops.tolist())), status="diverged" if diverged else "complete", inside=None
+    )
+    noise = float(rng.normal(0, 0.01))
+    made = made_up(cell.key, replace(model, inside=Inside()) if measured else model, noise)
+    if diverged:
+        made = replace(made, result=made.result | {"test_accuracy": None})
+    rows = [
+        row
+        | {"step": round(80 * share), "accuracy": accuracy * share, "drops": (drops * share**2).tolist()}
+        | {"exponent": (drops * share - 0.5).tolist()}
+        for row, share in zip(2 * made.watched, (0.0, 0.25, 0.5, 1.0), strict=False)
+    ]
+    chance = cell.job.spec.chance
+    guess = max(cell.job.spec.build_task().length_chance(), chance)
+    return replace(made, run=cell.job.spec.name, watched=rows, chance=chance, length_chance=guess)
+
+
+def make_study(
+    directory: Path,
+    *,
+    scale: str = "smoke",
+    protocols: Sequence[Protocol] = PROTOCOLS,
+    seeds: int = 1,
+    finished: int | None = None,
+    diverged: Collection[Key] = (),
+    parts: Sequence[str] = ("core",),
+    measured: bool = False,
+) -> Reproduction:
+    """A study's state: the first ``finished`` cells of its grid (all unless given), some of them diverged.
+
+    ``measured`` adds measures and what was watched to the plain encodings of Task 1.
+    """
+    plan = Plan(scale, tuple(protocols), seeds, chosen_parts(parts))
+    cells = plan.cells()
+    found = [_random(cell, diverged=cell.key in diverged, measured=measured) for cell in cells[:finished]]
+    return reproduction(directory, plan, Results(found), total=len(cells))
+
+
+def reproduction(directory: Path, plan: Plan, results: Results, total: int) -> Reproduction:
+    """The state of a study of these results."""
+    return Reproduction(
+        directory=directory,
+        plan=plan,
+        results=results,
+        entries=judge(claims_of(plan.parts), results, plan.protocols),
+        table=accuracy_table(results, plan.protocols),
+        finished=len(results.cells),
+        total=total,
+        share=len(results.cells) / total,
+        environment={"command": "toeplens reproduce", "execution": "cpu, float32", "torch": "2.13", "seconds": 12.5},
+    )
