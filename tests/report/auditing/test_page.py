@@ -192,24 +192,6 @@ def test_figures_show_the_record(pages: dict[str, str]) -> None:
     assert np.all(np.abs(np.array(marks["x"]) - [head.layer + 1 for head in BERT.heads]) < 0.5)
 
 
-def test_sentences_and_tables_say_what_the_record_says(pages: dict[str, str]) -> None:
-    own = without_plotly(pages["bert"])
-    top = max(BERT.heads, key=lambda head: head.effect or 0)
-    named = f"layer {top.layer + 1} head {top.head + 1}"
-    assert f"most important head is {named}: ablating it adds {words.significant(top.effect)} nats" in own
-    previous = sorted((head for head in BERT.heads if (head.previous or 0) > 0.5), key=lambda head: -head.previous)
-    named = ", ".join(f"L{head.layer + 1} H{head.head + 1}" for head in previous[:8])
-    assert f"<li>Previous-token heads (over 0.5 of the attention on the previous token): {named}, … (" in own
-    layer = max(BERT.layers, key=lambda one: one.deposit["top_share"] or 0)
-    assert f"deposit is in layer {layer.layer + 1}: " in own
-    assert f"{100 * (layer.deposit['top_share'] or 0):.1f}%" in own
-    largest = max(value for one in BERT.layers for value in (one.weights, one.outputs) if value is not None)
-    assert words.power(largest) in own
-    assert "5 calls that expose them" in own
-    windowed = without_plotly(pages["rotary"])
-    assert all(text in windowed for text in ("itself and 63 earlier keys", "16 over 4", "0.125, capped at 50"))
-
-
 def test_what_is_missing_has_no_figure(pages: dict[str, str]) -> None:
     assert _blocks(pages["rotary"]) == {"plane", "frequencies", "distance", "effects"}
     assert _blocks(pages["bert"]) == {"plane", "distance", "effects"}
