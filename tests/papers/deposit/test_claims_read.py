@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.papers.deposit.test_claims import BY_ID, MEASURED, entry, parts, verdict, world
-from tests.papers.deposit.told import TOLD, rope
-from tests.papers.deposit.worlds import HEADS, LAYERS, Layers, Model, World, changed, distance, results
+from tests.papers.deposit.worlds import HEADS, LAYERS, TOLD, Layers, Model, World, changed, distance, results, rope
 
 from toeplens.lens import HeadAblation
 from toeplens.lens.kit.intervals import spearman

@@ -7,8 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 import pytest
-from tests.papers.deposit.numbers import made, reproduced
-from tests.papers.deposit.worlds import reproduction
+from tests.papers.deposit.worlds import made, reproduced, reproduction
 from tests.report.reading import hovers
 
 from toeplens.papers.deposit import Plan, Reproduction, accuracy_table
