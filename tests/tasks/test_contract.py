@@ -16,8 +16,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from tests.tasks.readers import READERS, SEED
-from tests.tasks.reading import SAFE, assert_well_formed, draw, rows, same, texts
+from tests.tasks.readers import READERS, SAFE, SEED, assert_well_formed, draw, rows, same, texts
 
 from toeplens import tasks
 from toeplens.ground import InputError
