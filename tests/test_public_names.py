@@ -20,14 +20,6 @@ def test_public_names_and_their_parameters_are_as_written_down() -> None:
     assert written == found
 
 
-def test_what_the_issue_of_stability_names_is_there() -> None:
-    names = (ROOT / "tests" / "public-names.txt").read_text(encoding="utf-8")
-    for name in ("audit(model", "train(spec", "behaviour(q", "run_spec("):
-        assert f"toeplens.{name}" in names
-    assert "toeplens.encodings.build(name" in names
-    assert "toeplens.nn.Attention(" in names
-
-
 def test_the_changelog_has_this_version() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert f"\n## {toeplens.__version__}" in changelog

@@ -85,17 +85,6 @@ def test_with_every_position_computed_it_is_the_same_model(run: ModuleType):
     assert every.layer_heads(shape.num_layers - 1, x, context)[1].shape[1] == 24
 
 
-def test_patterns_of_attention_that_is_known(run: ModuleType):
-    """Of one sequence: each query gives all to the token before it, the first to itself."""
-    weights = torch.zeros(1, 1, 4, 4)
-    weights[0, 0, 0, 0] = 1
-    weights[0, 0, 1:, :-1] = torch.eye(3)
-    found = run.patterns_of(weights, torch.tensor([[5, 6, 5, 6]]))
-    # queries 2 and 3 see a key after a copy of their own: 1 and 2; query 2 looks at 1, query 3 at 2
-    wanted = {"previous": 1, "current": 0.25, "first": 1 / 3, "induction": 1, "entropy": 0, "distance": 0.75}
-    assert {name: float(value) for name, value in found.items()} == pytest.approx(wanted)
-
-
 @pytest.mark.heavy
 def test_all_is_timed_and_recorded_as_before(run: ModuleType, tmp_path: Path):
     """The audit contest refuses numbers that its programs do not agree on."""

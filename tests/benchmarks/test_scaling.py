@@ -24,16 +24,10 @@ def test_places_take_cells_as_they_become_free(scaling: ModuleType):
     assert scaling.simulate([10.0], 8, 4, 0.0) == 20
     assert scaling.simulate([10.0, 20.0], 4, 2, 0.0) == 40  # the third behind the first, the last then behind it
     assert scaling.simulate([1.0], 6, 2, 0.0) == 3
-
-
-def test_a_driver_gives_out_one_cell_after_another(scaling: ModuleType):
-    assert scaling.simulate([1.0], 10, 10, 5.0) == 5 * 10 + 1 + 5  # and takes the last back
-
-
-def test_a_store_is_asked_more_often_the_longer_a_cell_takes(scaling: ModuleType):
+    assert scaling.simulate([1.0], 10, 10, 5.0) == 5 * 10 + 1 + 5  # a driver gives out one after another
     took = {"write 10 MB": 10.0, "read 10 MB": 100.0}
     assert scaling.in_store(5.0, took) == 110
-    assert scaling.in_store(65.0, took) == 30 + 100
+    assert scaling.in_store(65.0, took) == 30 + 100, "a store is asked more often the longer a cell takes"
 
 
 def test_nodes_are_simulated_from_the_measured_cells_and_stores(scaling: ModuleType):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tasks.reading import texts
+from tests.tasks.readers import texts
 
 from toeplens.ground import InputError
 from toeplens.tasks import Examples, Task, build, trivial_baselines

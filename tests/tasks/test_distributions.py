@@ -9,8 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from scipy import stats
-from tests.tasks.readers import balanced, depths, parts_of_recall, read_regions, spelt
-from tests.tasks.reading import SAFE, assert_even, draw, texts
+from tests.tasks.readers import SAFE, assert_even, balanced, depths, draw, parts_of_recall, read_regions, spelt, texts
 
 from toeplens.tasks import build
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.builders import refusal
-from tests.tasks.reading import assert_well_formed, rows, same
+from tests.tasks.readers import assert_well_formed, rows, same
 
 from toeplens import tasks
 from toeplens.tasks import Split, build

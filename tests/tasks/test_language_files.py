@@ -18,7 +18,7 @@ from huggingface_hub import constants
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.builders import refusal
-from tests.tasks.reading import documents_of, language, written
+from tests.tasks.readers import documents_of, language, written
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from toeplens.ground import InputError

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.builders import refusal
-from tests.tasks.reading import language
+from tests.tasks.readers import language
 
 from toeplens.ground import InputError
 from toeplens.tasks import corpus

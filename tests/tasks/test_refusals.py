@@ -81,13 +81,8 @@ def test_options_that_do_not_fit_are_refused_in_one_sentence(name: str, options:
     assert message in refusal(lambda: build(name, **options))
 
 
-@pytest.mark.parametrize("length", [0, 8.0, "8"])
-def test_a_length_that_is_none_is_refused(length: Any):
-    said = refusal(lambda: build("parity").at_length(length))
-    assert said.startswith("length must be a whole number of at least 1, got ")
-
-
-TOO_SHORT = [
+TOO_SHORT: list[tuple[str, dict[str, Any], Any, str]] = [
+    *(("parity", {}, length, "length must be a whole number of at least 1, got ") for length in (0, 8.0, "8")),
     ("trigger-distance", {"length": 9, "vocab_size": 20, "num_triggers": 3}, 8, "max_distance must be from 1 to 7"),
     ("index", {"length": 10}, 9, "positions must be at most 8"),
     ("sort", {"repeats": False}, 66, "words must be at least 33, the number of items, without repeats, got 32."),
@@ -99,4 +94,4 @@ def test_a_length_at_which_it_would_be_another_task_is_refused(
     name: str, options: dict[str, Any], length: int, message: str
 ):
     said = refusal(lambda: build(name, **options).at_length(length))
-    assert said.startswith(f"length: {name} cannot be built with length {length}: {message}")
+    assert said.removeprefix(f"length: {name} cannot be built with length {length}: ").startswith(message)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats
-from tests.tasks.reading import SAFE
+from tests.tasks.readers import SAFE
 
 from toeplens.tasks import build
 from toeplens.tasks.corpus import SPLITS

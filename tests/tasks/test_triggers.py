@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from tests.tasks.readers import count_words
-from tests.tasks.reading import SAFE, assert_well_formed, draw
+from tests.tasks.readers import SAFE, assert_well_formed, count_words, draw
 
 from toeplens.ground import InputError
 from toeplens.tasks import PAD, build, fingerprint, in_test

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.papers.deposit.told import FAILS, HOLDS, IN_PART, TOLD, rope
-from tests.papers.deposit.worlds import World, changed, results
+from tests.papers.deposit.worlds import FAILS, HOLDS, IN_PART, TOLD, World, changed, results, rope
 
 from toeplens.model import Protocol
 from toeplens.papers.deposit import CLAIMS as ALL

@@ -1,4 +1,7 @@
-"""Which results a claim reads: what is waited for, what is left out, and what ties, gaps and odd sizes decide."""
+"""Which results a claim reads: what is waited for, what is left out, and what ties, gaps and odd sizes decide.
+
+Which heads, variants and rungs it reads, the evidence of all records shows (tests/papers/test_records.py).
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.papers.deposit.test_claims import BY_ID, MEASURED, entry, parts, verdict, world
-from tests.papers.deposit.told import ROPE, TOLD, rope
-from tests.papers.deposit.worlds import HEADS, LAYERS, Layers, Model, World, changed, distance, results
+from tests.papers.deposit.worlds import HEADS, LAYERS, TOLD, Layers, Model, World, changed, distance, results, rope
 
-from toeplens.engine.measures import Spectra
-from toeplens.lens import FrequencyRecord, HeadAblation
+from toeplens.lens import HeadAblation
 from toeplens.lens.kit.intervals import spearman
 from toeplens.papers.deposit.claims import mechanism
 from toeplens.studies import ENOUGH, CellResult, Results, Verdict
@@ -51,17 +52,7 @@ def test_no_encoding_is_near_the_best_before_the_others_are_finished(task: str, 
     assert verdict("mla-near-best", results(diverged)) == "undecided"
 
 
-def test_the_best_encoding_is_no_variant() -> None:
-    better = distance(rope__dropout=1.0, partial_1=1.0, partial_2=1.0, rope__readout=1.0)
-    assert verdict("mla-near-best", results(TOLD | better | distance(mla=0.85))) == "holds"
-
-
 # ---- which models are rungs and which are deposits -------------------------------------------------------------------
-
-
-def test_rope_on_heads_drawn_at_random_is_no_rung_of_partial_rope() -> None:
-    drawn = {f"partial_{heads}__random": Model(0.89).single(0) for heads in (1, 2)}
-    assert verdict("partial-moves-deposit", results(TOLD | distance(**drawn))) == "holds"
 
 
 @pytest.mark.parametrize(
@@ -150,20 +141,6 @@ def test_a_random_order_of_the_encodings_gives_as_much_as_often_as_is_told() -> 
     assert turned.holds == pytest.approx(np.mean([each <= found + 1e-9 for each in every]), abs=0.02)
 
 
-@pytest.mark.parametrize("name", ["contraction-speeds-learning", "contraction-brings-deposit"])
-def test_variants_are_no_encodings_of_their_own(name: str) -> None:
-    found = results(world(name))
-    odd = Spectra(np.full((LAYERS, HEADS), 2.0**9), np.ones((LAYERS, HEADS))).to_dict()
-    more = changed(
-        results(
-            {(DISTANCE, label): replace(ROPE, half=0.1) for label in ("partial-1", "rope/layer-1", "rope/dropout")}
-        ),
-        lambda cell: replace(cell, measures={"contraction": odd}),
-    )
-    plain = Results([cell for cell in found.cells if cell.key.label not in ("partial-1", "rope/dropout")])
-    assert entry(name, Results([*plain.cells, *more.cells])).evidence == entry(name, found).evidence
-
-
 # ---- ties, and heads that do not matter ------------------------------------------------------------------------------
 
 
@@ -227,32 +204,3 @@ def test_dropout_against_itself_is_no_comparison() -> None:
     seen = entry("dropout-keeps-deposit", same)
     assert seen.verdict == "undecided"
     assert "every model of this scale has dropout" in seen.evidence[0]
-
-
-# ---- which head ------------------------------------------------------------------------------------------------------
-
-
-def in_one_head(found: Results, place: tuple[int, int]) -> Results:
-    """RoPE's models, the pair that is used most having more of the norm and of the energy in one head alone."""
-
-    def planted(cell: CellResult) -> CellResult:
-        if cell.key.label != "rope" or "frequency" not in cell.measures:
-            return cell
-        told = FrequencyRecord.from_dict(cell.measures["frequency"], "frequency")
-        norms, massive = told.norms.copy(), told.massive.copy()
-        even = np.full_like(norms[0, 0, 1:], 1 / (norms.shape[-1] - 1))
-        for layer, head in itertools.product(range(LAYERS), range(HEADS)):
-            if (layer, head) != place:
-                norms[layer, head, 1:], massive[:, layer, head] = even, 0.1
-        record = replace(told, norms=norms, massive=massive).to_dict()
-        return replace(cell, measures=cell.measures | {"frequency": record})
-
-    return changed(found, planted)
-
-
-def test_significant_angles_are_asked_of_the_costliest_head() -> None:
-    costs = tuple(tuple(0.6 if (layer, head) == (2, 3) else 0.01 for head in range(HEADS)) for layer in range(LAYERS))
-    found = results(TOLD | distance(rope=replace(ROPE, drops=costs)))
-    assert verdict("significant-angle-massive", in_one_head(found, (2, 3))) == "holds"
-    for other in ((0, 0), (2, 0), (0, 3)):
-        assert verdict("significant-angle-massive", in_one_head(found, other)) == "fails"

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.papers.deposit import numbers
-from tests.papers.deposit.numbers import ablated
+from tests.papers.deposit import worlds
+from tests.papers.deposit.worlds import ablated
 
 from toeplens.lens import over_seeds
 from toeplens.model import Protocol
@@ -32,7 +32,7 @@ def made(
 ) -> CellResult:
     """A model with one head in layer 2 of 2 that is worth ``drop``; the others are worth nothing."""
     ablation = ablated([[0.0, 0.0], [0.0, drop]], [[accuracy] * 3, [accuracy, accuracy - drop, accuracy - drop]])
-    return numbers.made(Key(protocol, task, label, seed), (accuracy,), ablation)
+    return worlds.made(Key(protocol, task, label, seed), (accuracy,), ablation)
 
 
 def diverged(protocol: Protocol, label: str, seed: int) -> CellResult:

@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import json
 import shutil
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 from tests.studies.here import DEPOSIT, Here
 
-from toeplens.engine import Limits
 from toeplens.ground import InputError, read_json
 from toeplens.papers.deposit import SCALES, Reproduction, claims_of, gather, grid, reproduce
 from toeplens.studies import Cell, CellResult
@@ -239,14 +237,3 @@ def test_runs_that_diverge_are_finished_and_said_to_have_diverged(
     for cell in read_json(tmp_path / "study" / "results.json")["cells"]:
         assert CellResult.from_dict(cell).status == "diverged"
     assert told(reproduce(tmp_path / "study", scale="smoke")) == told(state)
-
-
-# ---- time -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("budget", "reserve"), [(540, 20), (25, 6.25)])
-def test_a_time_budget_leaves_time_to_write_everything_down(budget: float, reserve: float):
-    now = time.time()
-    limits = Limits(device="cpu", time_budget=f"{budget}s")
-    assert limits.deadline == pytest.approx(now + budget - reserve, abs=2)
-    assert limits.device == "cpu"

@@ -1,10 +1,11 @@
-"""Worlds of made-up results: what a model does and what is measured inside it, told in a few numbers."""
+"""Worlds of made-up results, told in a few numbers, and whole studies whose figures are random."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from toeplens.lens import FrequencyRecord, HeadAblation, HeadSets, PositionalDri
 from toeplens.lens.gradients import LevelSignal, Strength
 from toeplens.lens.toeplitz.spectrum import BiasSpread
 from toeplens.model import Protocol
+from toeplens.papers.deposit import Plan, Reproduction, accuracy_table, chosen_parts, claims_of
 from toeplens.papers.deposit.labels import TITLES
-from toeplens.studies import CellResult, Key, Results
-from toeplens.training.presets import COUNT, DISTANCE
+from toeplens.studies import Cell, CellResult, Key, Results, judge
+from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS
 
 LAYERS, HEADS, PAIRS, CHANCE = 4, 4, 4, 0.1
 NAN = float("nan")
@@ -328,3 +330,217 @@ def _world(task: str, models: dict[str, float | Model]) -> World:
         (task, name.replace("__", "/").replace("_", "-")): model if isinstance(model, Model) else Model(model)
         for name, model in models.items()
     }
+
+
+# ---- whole studies ---------------------------------------------------------------------------------------------------
+
+
+def _random(cell: Cell, *, diverged: bool, measured: bool) -> CellResult:
+    """A finished cell, with numbers drawn from its name; when watched its drops grow to what they are in the end."""
+    rng = np.random.default_rng(int(cell.job.spec.name, 16))
+    accuracy = float(rng.uniform(0.1, 1))
+    drops = accuracy * rng.beta(0.4, 1.5, size=(LAYERS, HEADS)) - 0.01
+    model = Model(
+        accuracy, drops=tuple(map(tuple, drops.tolist())), status="diverged" if diverged else "complete", inside=None
+    )
+    noise = float(rng.normal(0, 0.01))
+    made = made_up(cell.key, replace(model, inside=Inside()) if measured else model, noise)
+    if diverged:
+        made = replace(made, result=made.result | {"test_accuracy": None})
+    rows = [
+        row
+        | {"step": round(80 * share), "accuracy": accuracy * share, "drops": (drops * share**2).tolist()}
+        | {"exponent": (drops * share - 0.5).tolist()}
+        for row, share in zip(2 * made.watched, (0.0, 0.25, 0.5, 1.0), strict=False)
+    ]
+    chance = cell.job.spec.chance
+    guess = max(cell.job.spec.build_task().length_chance(), chance)
+    return replace(made, run=cell.job.spec.name, watched=rows, chance=chance, length_chance=guess)
+
+
+def make_study(
+    directory: Path,
+    *,
+    scale: str = "smoke",
+    protocols: Sequence[Protocol] = PROTOCOLS,
+    seeds: int = 1,
+    finished: int | None = None,
+    diverged: Collection[Key] = (),
+    parts: Sequence[str] = ("core",),
+    measured: bool = False,
+) -> Reproduction:
+    """A study's state: the first ``finished`` cells of its grid (all unless given), some of them diverged.
+
+    ``measured`` adds measures and what was watched to the plain encodings of Task 1.
+    """
+    plan = Plan(scale, tuple(protocols), seeds, chosen_parts(parts))
+    cells = plan.cells()
+    found = [_random(cell, diverged=cell.key in diverged, measured=measured) for cell in cells[:finished]]
+    return reproduction(directory, plan, Results(found), total=len(cells))
+
+
+def reproduction(directory: Path, plan: Plan, results: Results, total: int) -> Reproduction:
+    """The state of a study of these results."""
+    return Reproduction(
+        directory=directory,
+        plan=plan,
+        results=results,
+        entries=judge(claims_of(plan.parts), results, plan.protocols),
+        table=accuracy_table(results, plan.protocols),
+        finished=len(results.cells),
+        total=total,
+        share=len(results.cells) / total,
+        environment={"command": "toeplens reproduce", "execution": "cpu, float32", "torch": "2.13", "seconds": 12.5},
+    )
+
+
+# ---- the world as the papers tell it; what to change so that each claim holds, and so that a check of its own fails --
+
+ROPE = Model(0.93, gap=0.02, half=1.0, falls=0.0).single(0).within(width=-4.0)
+MLA = Model(0.88).within(kept=0.8, width=-2.0)
+ALIBI = Model(0.3, half=4.0).within(logits=1e-4, parameters=NAN, drift=0.0, width=2.0)
+WITH_SINUSOID = Model(0.8).single(1).within(width=-3.0)
+ABSOLUTE = Model(0.6).within(alignment=0.7, coefficient=1.0, deepest=0.8)
+NOPE = Model(0.12, half=None).within(readable=0.8, width=1.0)
+RELATIVE = Model(0.12, half=None).within(width=3.0)
+
+TOLD: World = {
+    **distance(
+        rope=ROPE,
+        absolute=ABSOLUTE,
+        relative=RELATIVE,
+        alibi=ALIBI,
+        nope=NOPE,
+        random=Model(0.3, gap=0.4, half=3.0).within(width=0.5),
+        mla=MLA,
+        rope_absolute=WITH_SINUSOID,
+        rope__dropout=Model(0.9).single(0),
+        nope__mask=Model(0.1, half=None),
+        partial_1=Model(0.89).single(1),
+        partial_2=Model(0.89).single(2),
+        partial_3=Model(0.89).single(1),
+    ),
+    **count(
+        mla=0.97,
+        nope=0.78,
+        rope=0.69,
+        absolute=0.72,
+        relative=Model(0.77).within(bias=0.25),
+        alibi=0.4,
+        random=Model(0.6, gap=0.4),
+        partial_1=0.6,
+        partial_2=0.65,
+    ),
+}
+# encodings without a deposit that have learned Task 1
+SKILLED = {
+    name: replace(TOLD["trigger-distance", name], accuracy=0.6).within(needed=8)
+    for name in ("nope", "alibi", "relative", "absolute")
+}
+DIFFUSE = distance(**SKILLED)
+
+
+def rope(accuracy: float = 0.93, **inside: object) -> World:
+    """RoPE as told, but for this inside."""
+    return distance(rope=replace(ROPE, accuracy=accuracy).within(**inside))
+
+
+def peaks(*drops: float) -> World:
+    """Skilled encodings from the narrowest spectrum to the widest, by what one head of each costs."""
+    names = ("rope", "rope_absolute", "mla", "absolute", "nope", "alibi", "relative")
+    widths = (-4.0, -3.0, -2.0, 0.0, 1.0, 2.0, 3.0)
+    return distance(
+        **{
+            name: Model(0.8).first_layer(drop, 0.0, 0.0, 0.0).within(width=width)
+            for name, width, drop in zip(names, widths, drops, strict=True)
+        }
+    )
+
+
+# what to change in it so that a claim holds, where something has to be
+HOLDS: dict[str, World] = {
+    "task2-rope-superior": count(rope=0.8),
+    "task1-rope-smallest-gap": DIFFUSE,
+    "deposit-shallow": distance(rope=Model(0.93).single(1)),
+    "deposit-only-rope": DIFFUSE,
+    "deposit-more-under-rope": DIFFUSE,
+    "absolute-uneven": distance(absolute=Model(0.6).first_layer(0.3, 0.2, 0.01, 0.0)),
+    "relative-alibi-scattered": DIFFUSE,
+    "nope-relative-alibi-alike": DIFFUSE,
+    "nope-position-through-mask": distance(nope=0.6, nope__mask=0.2),
+    "rope-needs-fewer-heads": DIFFUSE,
+    "rope-loses-length": rope(kept=0.3),
+    "contraction-brings-deposit": peaks(0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05),
+}
+
+
+def _alone(**drops: tuple[float, ...]) -> World:
+    """RoPE with these drops in its first layer, and none that count elsewhere."""
+    return distance(**{label: Model(0.93).first_layer(*each) for label, each in drops.items()})
+
+
+ONE_LITTLE = ((0.1, 0.0, 0.0, 0.0),) + ((0.0,) * 4,) * 3  # one head that costs little
+_ROUGH = {name: Model(0.5, falls=0.1) for name in ("relative", "alibi", "nope", "random")}
+# so that an essential part of a claim fails, and the claim with it: of claims with checks and figures of their own that
+# fail in no record
+FAILS: dict[str, World] = {
+    "task1-rope-fastest": distance(absolute=Model(0.5, half=0.5)),
+    "task1-rope-stable": distance(rope=replace(ROPE, falls=0.03), absolute=Model(0.5, falls=0.03), **_ROUGH),
+    "mla-near-best": distance(absolute=0.997),
+    "task2-relative-bias-attenuates": count(relative=0.77),
+    "dropout-keeps-deposit": _alone(rope=(0.1, 0, 0, 0), rope__dropout=(0.1, 0, 0, 0)),
+    "partial-moves-deposit": distance(**{f"partial_{heads}": Model(0.89).single(0) for heads in (1, 2, 3)}),
+    "rope-gradient-seed": rope(logits=1e-4),
+    "margin-grows": rope(first=(2.5, 3.0, 2.0, 1.5)),
+    "rope-suppresses-implicit-position": rope(readable=0.75),
+    "nope-position-through-mask": distance(nope=NOPE, nope__mask=Model(0.1, half=None)),
+    "significant-angle-massive": rope(norm=0.4),
+    "few-bands-trained": rope(bands=(3, 4)),
+    "contraction-speeds-learning": distance(
+        rope=ROPE.within(width=9.0), mla=MLA.within(width=8.0), rope_absolute=WITH_SINUSOID.within(width=7.0)
+    ),
+    "contraction-brings-deposit": peaks(0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6),
+}
+# so that a supporting check fails, and the claim holds in part, as no record has it
+IN_PART: dict[str, World] = {
+    "early-leader-deposits": distance(rope=ROPE.first_layer(0.6, 0.6, 0.6, 0.02)),
+}
+
+
+# ---- studies whose every number can be reckoned by hand --------------------------------------------------------------
+
+LENGTH = 0.2  # accuracy of a guess from the length
+Rows = Sequence[Sequence[float]]
+
+
+def ablated(drops: Rows, curves: Rows) -> HeadAblation:
+    """Heads that drop this much; the interval reaches from 3 points below to 5 above."""
+    lost = np.array(drops)
+    return HeadAblation(lost, lost - 0.03, lost + 0.05, curves[0][0], np.array(curves), 400, CHANCE)
+
+
+def made(key: Key, learned: Sequence[float], ablation: HeadAblation | None, **more: Any) -> CellResult:
+    """A model by its test accuracies, epoch by epoch; it is 5 points better on the training set."""
+    rows = [{"epoch": n, "train_accuracy": test + 0.05, "test_accuracy": test} for n, test in enumerate(learned, 1)]
+    result = {**rows[-1], "seconds": 2.0}
+    told = {"status": "complete", "parameters": 1000, "run": f"{key.label}-{key.seed}"} | more
+    return CellResult(
+        key=key, chance=CHANCE, length_chance=LENGTH, epochs=rows, result=result, ablation=ablation, **told
+    )
+
+
+def reproduced(protocol: Protocol = "paper") -> list[CellResult]:
+    """RoPE twice, in the first model with a single head in layer 1, in the second in layer 2; NoPE once, diverged once.
+
+    Their deposits are single-head and redundant; few-head and single-head.
+    """
+    first = ablated([[0.5, 0.1], [0.05, -0.02]], [[0.9, 0.4, 0.3], [0.9, 0.85, 0.8]])
+    second = ablated([[0.2, 0.1], [0.0, 0.3]], [[0.7, 0.5, 0.35], [0.7, 0.4, 0.4]])
+    weak = ablated([[0.04, 0.0], [0.0, 0.0]], [[0.28, 0.24, 0.24], [0.28, 0.28, 0.28]])
+    rope, nope = ([Key(protocol, DISTANCE, label, seed) for seed in (42, 43)] for label in ("rope", "nope"))
+    return [
+        made(rope[0], (0.5, 0.8, 0.9), first),
+        made(rope[1], (0.3, 0.6, 0.7), second),
+        made(nope[0], (0.2, 0.26, 0.28), weak),
+        made(nope[1], (0.2, 0.05), None, status="diverged"),
+    ]

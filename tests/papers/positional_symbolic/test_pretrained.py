@@ -142,83 +142,8 @@ def planted(study: Pretrained, change: Callable[[HeadRecord, int], dict[str, Any
     return replace(study, audits=audits)
 
 
-def verdicts(study: Pretrained) -> dict[str, str]:
-    return {entry.claim.id: entry.plain for entry in study.judged().entries}
-
-
 def number(head: HeadRecord) -> int:
     return 4 * head.layer + head.head
-
-
-def test_a_correspondence_is_seen_and_one_that_random_weights_have_is_not_learned(study: Pretrained) -> None:
-    def along(head: HeadRecord, text: int) -> dict[str, Any]:
-        return {"positional": 0.1 * number(head), "centre": number(head) + 0.1 * text}
-
-    def against(head: HeadRecord, text: int) -> dict[str, Any]:
-        return {"positional": 0.1 * number(head), "centre": -float(number(head))}
-
-    apart = planted(planted(study, along), against, "random")
-    found = verdicts(planted(apart, against, "shuffled"))
-    assert found["positional-frequency"] == "holds"
-    assert found["correspondence-learned"] == "holds"
-    found = verdicts(planted(planted(study, along), along, "random"))
-    assert found["correspondence-learned"] == "fails"
-    assert verdicts(planted(study, against))["positional-frequency"] == "fails"
-
-
-def test_pure_heads_are_counted(study: Pretrained) -> None:
-    def pure(head: HeadRecord, text: int) -> dict[str, Any]:
-        return {"positional": 0.95 * (number(head) == 0), "symbolic": 0.95 * (number(head) == 1)}
-
-    assert verdicts(planted(study, pure))["pure-heads"] == "holds"
-    assert verdicts(study)["pure-heads"] == "fails"
-    untrained = planted(planted(study, pure), pure, "random")
-    assert verdicts(untrained)["pure-heads"] == "holds in part", "random weights have as many"
-
-
-def test_texts_that_differ_leave_open_what_their_sequences_decide(study: Pretrained) -> None:
-    """Three sequences of one text have no pure head, those of the other have: six numbers, but two texts."""
-
-    def pure(head: HeadRecord, text: int) -> dict[str, Any]:
-        return {"positional": 0.95 * (text < 3 or number(head) < 2), "symbolic": 0.95}
-
-    found = [each for each in by_text(planted(study, pure).judged()) if each.entry.claim.id == "pure-heads"]
-    seen = [(each.part.essential, each.part.verdict, each.verdict) for each in found]
-    assert seen == [(kind, "holds", verdict) for kind in (True, False) for verdict in ("undecided", "holds")]
-    assert [each.value for each in found[:2]] == [5.0, 8.0]
-    one = replace(study, plan=replace(study.plan, sequences=1, texts=dict.fromkeys("abcdef", "")))
-    assert list(by_text(one.judged())) == [], "of one sequence a text there is nothing to be drawn together"
-
-
-def test_what_is_not_known_is_neither_pure_nor_impure(study: Pretrained) -> None:
-    def without(*names: str) -> Pretrained:
-        return planted(study, lambda head, text: dict.fromkeys(names))
-
-    shares = without("positional", "symbolic", "interaction")
-    for claim in ("pure-heads", "positional-frequency", "correspondence-learned", "position-worth"):
-        assert verdicts(shares)[claim] == "undecided", claim
-    (pure,) = (entry for entry in shares.judged().entries if entry.claim.id == "pure-heads")
-    assert all(each.endswith(": the shares of all heads are undefined") for each in pure.evidence)
-    some = planted(study, lambda head, text: dict.fromkeys(("positional", "symbolic"), 0.95 if number(head) else None))
-    assert verdicts(some)["pure-heads"] == "holds", "those that are known count"
-    assert verdicts(without("centre"))["positional-frequency"] == "undecided"
-    assert verdicts(without("previous"))["previous-token-fast"] == "undecided"
-    three: dict[int, float] = dict.fromkeys((0, 3, 5), 0.5)
-    assert verdicts(retrieved(shares, three, {}))["retrieval-symbolic"] == "undecided"
-    assert verdicts(retrieved(study, three, {}))["retrieval-symbolic"] != "undecided"
-
-
-def test_heads_without_position_take_no_part_in_a_deposit(study: Pretrained) -> None:
-    """Layers without a rotation in a model that has some: their heads' effects are not known."""
-    found = worth(study, [1.0, *[0.05] * 7], 0.05)
-    audit = found.audits["position"]
-    none = dict.fromkeys(("effect", "effect_low", "effect_high"))
-    heads = tuple(replace(head, **none) if head.layer else head for head in audit.heads)
-    some = replace(found, audits=dict(found.audits) | {"position": replace(audit, heads=heads)})
-    assert verdicts(some)["deposit-pretrained"] == "holds"
-    nothing = tuple(replace(head, **none) for head in audit.heads)
-    bare = replace(found, audits=dict(found.audits) | {"position": replace(audit, heads=nothing)})
-    assert verdicts(bare)["deposit-pretrained"] == "undecided"
 
 
 def retrieved(study: Pretrained, scores: dict[int, float], lost: dict[str, float], times: int = 1) -> Pretrained:
@@ -236,28 +161,6 @@ def retrieved(study: Pretrained, scores: dict[int, float], lost: dict[str, float
     return replace(study, probes=probes)
 
 
-def test_heads_without_which_needles_are_lost(study: Pretrained) -> None:
-    others = {f"no-others-{draw}": 0.0 for draw in range(3)}
-    lost = {"no-retrieval": 1.0} | others
-    assert verdicts(retrieved(study, {0: 0.5}, lost, times=4))["retrieval-causal"] == "holds"
-    assert verdicts(retrieved(study, {0: 0.5}, lost))["retrieval-causal"] == "undecided", "none of 12 may be luck"
-    others = {f"no-others-{draw}": 1.0 for draw in range(3)}
-    assert verdicts(retrieved(study, {0: 0.5}, {"no-retrieval": 1.0} | others))["retrieval-causal"] == "fails"
-    assert verdicts(study)["retrieval-causal"] == "undecided"
-
-
-def test_slow_frequencies_are_what_needles_need_or_not(study: Pretrained) -> None:
-    drawn = {f"some-silent-{draw}": 0.2 for draw in range(3)}
-    assert verdicts(retrieved(study, {0: 0.5}, {"slow-silent": 0.9} | drawn))["retrieval-slow"] == "holds"
-    assert verdicts(retrieved(study, {0: 0.5}, {"slow-silent": 0.2} | drawn))["retrieval-slow"] == "fails"
-
-
-def test_retrieving_heads_are_few_or_not(study: Pretrained) -> None:
-    assert verdicts(study)["retrieval-sparse"] == "undecided", "the model finds no needle"
-    assert verdicts(retrieved(study, {}, {}))["retrieval-sparse"] == "fails"
-    assert verdicts(retrieved(study, {0: 0.5}, {}))["retrieval-sparse"] == "fails", "one of eight is no small share"
-
-
 def worth(study: Pretrained, effects: list[float], spread: float) -> Pretrained:
     audit = study.audits["position"]
     heads = tuple(
@@ -267,23 +170,107 @@ def worth(study: Pretrained, effects: list[float], spread: float) -> Pretrained:
     return replace(study, audits=dict(study.audits) | {"position": replace(audit, heads=heads)})
 
 
-def test_a_deposit_is_one_head_and_early(study: Pretrained) -> None:
-    assert verdicts(worth(study, [1.0, *[0.05] * 7], 0.05))["deposit-pretrained"] == "holds"
-    assert verdicts(worth(study, [*[0.05] * 7, 1.0], 0.05))["deposit-pretrained"] == "fails"
-    assert verdicts(worth(study, [0.1] * 8, 0.01))["deposit-pretrained"] == "fails"
-    assert verdicts(worth(study, [0.0] * 8, 0.0))["deposit-pretrained"] == "undecided"
-    noise = np.random.default_rng(0).normal(0, 0.002, 7).tolist()
-    assert verdicts(worth(study, [0.2, *noise], 0.006))["deposit-pretrained"] == "holds", "a noise floor is no rest"
+def worth_in_some(study: Pretrained, known: Callable[[HeadRecord], bool]) -> Pretrained:
+    """A deposit in the first head, where only the effects of these heads are known: others have no rotation."""
+    found = worth(study, ONE, 0.05)
+    audit = found.audits["position"]
+    none = dict.fromkeys(("effect", "effect_low", "effect_high"))
+    heads = tuple(head if known(head) else replace(head, **none) for head in audit.heads)
+    return replace(found, audits=found.audits | {"position": replace(audit, heads=heads)})
 
 
-def test_the_most_positional_heads_position_is_worth_more_than_others(study: Pretrained) -> None:
-    def most(head: HeadRecord, text: int) -> dict[str, Any]:
-        return {"positional": 0.9 if number(head) == 2 else 0.1}
+def along(head: HeadRecord, text: int) -> dict[str, Any]:
+    return {"positional": 0.1 * number(head), "centre": number(head) + 0.1 * text}
 
-    chosen = planted(study, most)
-    effects = [0.05, 0.05, 0.9, *[0.05] * 5]
-    assert verdicts(worth(chosen, effects, 0.1))["position-worth"] == "holds"
-    assert verdicts(worth(chosen, [0.5, 0.5, 0.0, *[0.5] * 5], 0.1))["position-worth"] == "fails"
+
+def against(head: HeadRecord, text: int) -> dict[str, Any]:
+    return {"positional": 0.1 * number(head), "centre": -float(number(head))}
+
+
+def pure(head: HeadRecord, text: int) -> dict[str, Any]:
+    return {"positional": 0.95 * (number(head) == 0), "symbolic": 0.95 * (number(head) == 1)}
+
+
+def most(head: HeadRecord, text: int) -> dict[str, Any]:
+    return {"positional": 0.9 if number(head) == 2 else 0.1}
+
+
+def some_pure(head: HeadRecord, text: int) -> dict[str, Any]:
+    return dict.fromkeys(("positional", "symbolic"), 0.95 if number(head) else None)
+
+
+def unknown(study: Pretrained, *names: str) -> Pretrained:
+    return planted(study, lambda head, text: dict.fromkeys(names))
+
+
+SHARES = ("positional", "symbolic", "interaction")
+ONE = [1.0, *[0.05] * 7]
+NOISE = np.random.default_rng(0).normal(0, 0.002, 7).tolist()
+THREE = dict.fromkeys((0, 3, 5), 0.5)
+KEPT, GONE = ({f"no-others-{draw}": share for draw in range(3)} for share in (0.0, 1.0))
+DRAWN = {f"some-silent-{draw}": 0.2 for draw in range(3)}
+Change = Callable[[Pretrained], Pretrained]
+
+
+def apart(study: Pretrained) -> Pretrained:
+    return planted(planted(planted(study, along), against, "random"), against, "shuffled")
+
+
+CASES: list[tuple[str, str, Change]] = [
+    ("positional-frequency", "holds", apart),
+    ("positional-frequency", "fails", lambda study: planted(study, against)),
+    ("positional-frequency", "undecided", lambda study: unknown(study, "centre")),
+    ("positional-frequency", "undecided", lambda study: unknown(study, *SHARES)),
+    ("correspondence-learned", "holds", apart),
+    ("correspondence-learned", "fails", lambda study: planted(planted(study, along), along, "random")),
+    ("correspondence-learned", "undecided", lambda study: unknown(study, *SHARES)),
+    ("previous-token-fast", "undecided", lambda study: unknown(study, "previous")),
+    ("pure-heads", "holds", lambda study: planted(study, pure)),
+    ("pure-heads", "holds", lambda study: planted(study, some_pure)),  # those that are known count
+    ("pure-heads", "holds in part", lambda study: planted(planted(study, pure), pure, "random")),
+    ("pure-heads", "fails", lambda study: study),
+    ("pure-heads", "undecided", lambda study: unknown(study, *SHARES)),
+    ("retrieval-causal", "holds", lambda study: retrieved(study, {0: 0.5}, KEPT | {"no-retrieval": 1.0}, times=4)),
+    ("retrieval-causal", "undecided", lambda study: retrieved(study, {0: 0.5}, KEPT | {"no-retrieval": 1.0})),
+    ("retrieval-causal", "fails", lambda study: retrieved(study, {0: 0.5}, GONE | {"no-retrieval": 1.0})),
+    ("retrieval-causal", "undecided", lambda study: study),
+    ("retrieval-slow", "holds", lambda study: retrieved(study, {0: 0.5}, DRAWN | {"slow-silent": 0.9})),
+    ("retrieval-slow", "fails", lambda study: retrieved(study, {0: 0.5}, DRAWN | {"slow-silent": 0.2})),
+    ("retrieval-sparse", "undecided", lambda study: study),  # the model finds no needle
+    ("retrieval-sparse", "fails", lambda study: retrieved(study, {}, {})),
+    ("retrieval-sparse", "fails", lambda study: retrieved(study, {0: 0.5}, {})),  # one of eight is no small share
+    ("retrieval-symbolic", "undecided", lambda study: retrieved(unknown(study, *SHARES), THREE, {})),
+    ("deposit-pretrained", "holds", lambda study: worth(study, ONE, 0.05)),
+    ("deposit-pretrained", "holds", lambda study: worth(study, [0.2, *NOISE], 0.006)),  # a noise floor is no rest
+    ("deposit-pretrained", "holds", lambda study: worth_in_some(study, lambda head: not head.layer)),
+    ("deposit-pretrained", "fails", lambda study: worth(study, ONE[::-1], 0.05)),
+    ("deposit-pretrained", "fails", lambda study: worth(study, [0.1] * 8, 0.01)),
+    ("deposit-pretrained", "undecided", lambda study: worth(study, [0.0] * 8, 0.0)),
+    ("deposit-pretrained", "undecided", lambda study: worth_in_some(study, lambda head: False)),
+    ("position-worth", "holds", lambda study: worth(planted(study, most), [0.05, 0.05, 0.9, *[0.05] * 5], 0.1)),
+    ("position-worth", "fails", lambda study: worth(planted(study, most), [0.5, 0.5, 0.0, *[0.5] * 5], 0.1)),
+    ("position-worth", "undecided", lambda study: unknown(study, *SHARES)),
+]
+
+
+@pytest.mark.parametrize(("claim", "expected", "change"), CASES)
+def test_a_claim_finds_what_is_planted(study: Pretrained, claim: str, expected: str, change: Change) -> None:
+    found = {entry.claim.id: entry.plain for entry in change(study).judged().entries}
+    assert found[claim] == expected
+
+
+def test_texts_that_differ_leave_open_what_their_sequences_decide(study: Pretrained) -> None:
+    """Three sequences of one text have no pure head, those of the other have: six numbers, but two texts."""
+
+    def pure(head: HeadRecord, text: int) -> dict[str, Any]:
+        return {"positional": 0.95 * (text < 3 or number(head) < 2), "symbolic": 0.95}
+
+    found = [each for each in by_text(planted(study, pure).judged()) if each.entry.claim.id == "pure-heads"]
+    seen = [(each.part.essential, each.part.verdict, each.verdict) for each in found]
+    assert seen == [(kind, "holds", verdict) for kind in (True, False) for verdict in ("undecided", "holds")]
+    assert [each.value for each in found[:2]] == [5.0, 8.0]
+    one = replace(study, plan=replace(study.plan, sequences=1, texts=dict.fromkeys("abcdef", "")))
+    assert list(by_text(one.judged())) == [], "of one sequence a text there is nothing to be drawn together"
 
 
 def test_changes_are_of_the_heads_and_frequencies_that_are_named(study: Pretrained) -> None:

@@ -132,25 +132,6 @@ def test_skill_by_length_and_why_there_is_none(state: Grid, page: str) -> None:
     )
 
 
-def test_correlations_are_those_of_the_state(state: Grid) -> None:
-    state = replace(state, relations=[replace(one, low=-0.25, high=0.75) for one in state.relations])
-    page = render_grid(state)
-    table = rows_of(page, "Correlations with the skill remaining on longer sequences, all tasks")
-    names = {
-        "largest accuracy drop by one head, relative to skill": "deposit",
-        "symbolic share, weighted by ablation effect": "symbolic",
-    }
-    for title, figure in names.items():
-        for told, factor in zip(table[title], FACTORS[1:-1], strict=True):
-            (one,) = [r for r in state.relations if (r.figure, r.task, r.factor) == (figure, None, factor)]
-            ends = "−0.25 to +0.75 "
-            counted = f"{len(one.points)} models, {one.encodings} encodings"
-            assert told == f"{one.value:+.2f} ".replace("-", "−") + ends + counted
-    points = next(r.points for r in state.relations if (r.figure, r.task, r.factor) == ("deposit", None, 1.25))
-    drawn = sum(len(trace["x"]) for trace in traces(page, "relations-0-0-0").values())
-    assert drawn == len(points)
-
-
 def test_the_head_that_matters_in_the_end_is_followed(state: Grid, page: str) -> None:
     found = _of(state, "index", "rope")
     for cell in found:

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 from tests.report.browsing import ALL_DRAWN, Visit
 from tests.report.decomposition.test_page import made_up
-from tests.report.grid.language_state import language_grid, language_spec
+from tests.report.grid.language_state import language_grid
 from tests.report.grid.state import made_up_grid
 
 from toeplens.report.decomposition import write_structure
@@ -81,7 +81,7 @@ def test_a_page_draws_every_plot_without_a_word_and_fits_any_window(
     browser: Browser, path: Path, tmp_path: Path, kind: str
 ) -> None:
     if kind == "language":
-        path = write_grid(language_grid(tmp_path, language_spec(("rope", "alibi"), seeds=1)))
+        path = write_grid(language_grid(tmp_path, finished=8))
     elif kind == "decomposition":
         path = write_structure(made_up(), tmp_path / "page.html")
     visit = Visit(browser, path, 390)
@@ -94,7 +94,7 @@ def test_a_page_draws_every_plot_without_a_word_and_fits_any_window(
         visit.unfold()
     elif kind == "language":
         lengths = visit.page.locator("#needles-0-0-0 .xtick").all_text_contents()
-        assert lengths == ["½", "1", "2", "4"], "no label is taken for a place"
+        assert lengths == ["½", "1", "2", "4", "8"], "no label is taken for a place"
     sizes = visit.sizes()
     assert len(sizes) > 10
     assert all(100 < across <= 390 and down > 80 for _, across, down in sizes), sizes

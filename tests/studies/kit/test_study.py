@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.builders import held, tiny
-from tests.papers.deposit.numbers import reproduced
+from tests.papers.deposit.worlds import reproduced
 from tests.report.grid.language_state import language_grid
 
 from toeplens.engine import Job, Limits, run_job

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, expect
+from tests.papers.deposit.worlds import make_study
 from tests.report.browsing import ALL_DRAWN, Visit
 
-from toeplens.papers.deposit import Reproduction
 from toeplens.papers.deposit.page import write_page
 
 pytestmark = pytest.mark.heavy
 
 
 @pytest.fixture(scope="module")
-def report(make_study: Callable[..., Reproduction], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_page(make_study(tmp_path_factory.mktemp("browser")))
 
 

@@ -1,4 +1,4 @@
-"""A study's numbers from its cells to its page: what tables, traces and their hover texts say is what was measured."""
+"""A study's numbers from its cells to its figures: what traces and their hover texts say is what was measured."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from typing import Any
 
 import plotly.graph_objects as go
 import pytest
-from tests.papers.deposit.numbers import made, reproduced
-from tests.papers.deposit.page.conftest import ENVIRONMENT
-from tests.report.reading import Text, hovers, without_plotly
+from tests.papers.deposit.worlds import made, reproduced, reproduction
+from tests.report.reading import hovers
 
-from toeplens.papers.deposit import Plan, Reproduction, accuracy_table, claims_of
-from toeplens.papers.deposit.page import render
+from toeplens.papers.deposit import Plan, Reproduction, accuracy_table
 from toeplens.papers.deposit.page.accuracy import accuracies, convergence
 from toeplens.papers.deposit.page.heads import heatmap, peaks_by_layer, silencing_curves, violins
 from toeplens.report.kit.blocks import Block
-from toeplens.studies import Key, Results, judge
+from toeplens.studies import Key, Results
 from toeplens.training.presets import DISTANCE
 
 FIRST, SECOND, WEAK, GONE = reproduced()
@@ -24,16 +22,7 @@ FIRST, SECOND, WEAK, GONE = reproduced()
 
 @pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Reproduction:
-    plan, results = Plan("smoke", ("paper",), 2), Results(reproduced())
-    entries, table = judge(claims_of(plan.parts), results, plan.protocols), accuracy_table(results, plan.protocols)
-    out = tmp_path_factory.mktemp("study")
-    ledger = {"plan": plan, "results": results, "entries": entries, "table": table}
-    return Reproduction(directory=out, finished=4, total=16, share=0.25, environment=dict(ENVIRONMENT), **ledger)
-
-
-@pytest.fixture(scope="module")
-def page(state: Reproduction) -> Text:
-    return Text(without_plotly(render(state)))
+    return reproduction(tmp_path_factory.mktemp("study"), Plan("smoke", ("paper",), 2), Results(reproduced()), total=16)
 
 
 def traces(figure: go.Figure, key: str | None) -> list[Any]:
@@ -55,33 +44,6 @@ def test_a_row_of_table_1() -> None:
     assert rope.kinds == ["single-head", "redundant"], "of the first seed"
     assert (rope.chance, rope.length_chance, rope.parameters) == (0.1, 0.2, 1000)
     assert (nope.label, nope.accuracy, nope.seeds, nope.diverged) == ("nope", 0.28, 2, 1)
-
-
-# ---- tables ---------------------------------------------------------------------------------------------------------
-
-
-def test_table_1(page: Text) -> None:
-    rows = {row[0][2:]: [cell.strip() for cell in row[1:]] for row in page.tables["Accuracy, Task 1 (distance)"][2:-2]}
-    assert rows["RoPE"] == ["92.64", "80.0", "70.0–90.0 2 seeds", "40.0 L1\u00a0H1, L2\u00a0H2"]
-    assert rows["NoPE"] == ["3.51", "28.0", "1 seed, 1 diverged", "4.0 L1\u00a0H1"]
-    guesses = [[cell for cell in row if cell] for row in page.tables["Accuracy, Task 1 (distance)"][-2:]]
-    assert [row[-1] for row in guesses] == ["10.0", "20.0"]
-
-
-def test_the_deposits_of_each_model_stand_by_its_own_seed(page: Text) -> None:
-    printed = page.tables["Deposit figures, Task 1 (distance), paper protocol"][1:]
-    assert printed[:4] == [
-        ["RoPE seed 42", "1", "single-head", "1", "0.71", "0.14", "0.83", "1.4", "0.33", "1"],
-        ["2", "redundant", "1", "0.07", "0.00", "1.00", "1.0", "0.50", "never"],
-        ["RoPE seed 43", "1", "few-head", "1", "0.40", "0.20", "0.67", "1.8", "0.17", "2"],
-        ["2", "single-head", "2", "0.60", "0.00", "1.00", "1.0", "0.50", "1"],
-    ]
-    assert [row[:-6] for row in printed[4:]] == [["NoPE seed 42", "1", "few-head", "1"], ["2", "redundant", "1"]]
-    kinds = page.tables["Kinds of layers, Task 1 (distance), paper protocol"][1]
-    assert " ".join(" ".join(kinds).split()) == "● RoPE single-head 1/2 few-head 1/2 redundant 1/2 single-head 1/2"
-
-
-# ---- figures --------------------------------------------------------------------------------------------------------
 
 
 def test_a_heat_map_says_what_a_head_costs() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,35 +9,30 @@ from typing import Any
 import numpy as np
 import pytest
 from markupsafe import escape
+from tests.papers.deposit.worlds import make_study
 from tests.report.reading import Text, figures, without_plotly
 
-from toeplens.ground.words import percent
 from toeplens.lens import over_seeds
-from toeplens.lens.gradients import margins
 from toeplens.papers.deposit import SCALES, Reproduction, claims_of
 from toeplens.papers.deposit.factors import concentrated, factor_table
 from toeplens.papers.deposit.labels import Label
-from toeplens.papers.deposit.looks import look_at
-from toeplens.papers.deposit.page import answers, blocks, render, reproduction_page, write_page
+from toeplens.papers.deposit.page import blocks, render, reproduction_page, write_page
 from toeplens.papers.deposit.page.accuracy import convergence, partial_rope, rotated_heads
-from toeplens.papers.deposit.page.seeds import strength_of
-from toeplens.papers.deposit.page.style import TASKS, colour, glyph, interval, marker, name, ordered
+from toeplens.papers.deposit.page.style import colour, glyph, interval, marker, name
 from toeplens.papers.deposit.questions import PARTS
-from toeplens.papers.deposit.tables import recorded
 from toeplens.report.kit.blocks import Block
 from toeplens.report.kit.page import Page
 from toeplens.report.kit.tables import Table
 from toeplens.studies import RULE, Finding, Key
 from toeplens.studies.kit.verdicts import verdict_text
-from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS
+from toeplens.training.presets import DISTANCE, PROTOCOLS
 
-Make = Callable[..., Reproduction]
 CLAIMS = claims_of(["core"])
 HOSTILE = "<script>alert(1)<&\"'><img src=x onerror=alert(2)>"
 
 
 @pytest.fixture(scope="module")
-def study(make_study: Make, tmp_path_factory: pytest.TempPathFactory) -> Reproduction:
+def study(tmp_path_factory: pytest.TempPathFactory) -> Reproduction:
     return make_study(tmp_path_factory.mktemp("study"))
 
 
@@ -48,7 +42,7 @@ def page(study: Reproduction) -> str:
 
 
 @pytest.fixture(scope="module")
-def whole(make_study: Make, tmp_path_factory: pytest.TempPathFactory) -> Reproduction:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Reproduction:
     """Every part, two seeds, all measures."""
     return make_study(tmp_path_factory.mktemp("whole"), seeds=2, parts=("all",), measured=True)
 
@@ -81,16 +75,9 @@ def test_a_complete_study(study: Reproduction, page: str) -> None:
     assert all(link.startswith(("#", "data:")) for link in links)
     assert all(" ".join(claim.rule.split()) in reader.text for claim in CLAIMS)
     assert all(" ".join(line.split()) in reader.text for entry in study.entries for line in entry.evidence)
-    ledger = reader.tables["Claims ledger"][1:]
-    for claim, row in zip(CLAIMS, ledger, strict=True):
+    for claim, row in zip(CLAIMS, reader.tables["Claims ledger"][1:], strict=True):
         verdicts = [entry.verdict for entry in study.entries if entry.claim.id == claim.id]
-        places = [(claim.id, protocol) for protocol in study.plan.protocols]
-        told = [
-            [f"{found[0]}, {found[1]}: {verdict_text(found[2])}" for found in recorded().get(at, ())[:1]]
-            for at in places
-        ]
-        expected = ["".join([verdict_text(verdict), *more]) for verdict, more in zip(verdicts, told, strict=True)]
-        assert [cell.strip() for cell in row[-2:]] == expected
+        assert all(cell.strip().startswith(verdict_text(each)) for cell, each in zip(row[-2:], verdicts, strict=True))
     assert RULE in reader.text
     plots = {value for tag, key, value in reader.attributes if (tag, key) == ("div", "id") and value in figures(page)}
     assert plots == set(figures(page)) == {place for block in blocks(study).values() for place, _ in block.places}
@@ -98,7 +85,7 @@ def test_a_complete_study(study: Reproduction, page: str) -> None:
         assert f'id="{part}"' not in page
 
 
-def test_an_empty_and_an_unfinished_study(make_study: Make, tmp_path: Path) -> None:
+def test_an_empty_and_an_unfinished_study(tmp_path: Path) -> None:
     state = make_study(tmp_path, finished=0, parts=("all",))
     text = Text(without_plotly(render(state))).text
     assert f"0 of {state.total} cells are finished (0% of the steps)" in text
@@ -110,7 +97,7 @@ def test_an_empty_and_an_unfinished_study(make_study: Make, tmp_path: Path) -> N
     assert "Not finished yet" in text
 
 
-def test_diverged_runs_have_no_accuracy(make_study: Make, tmp_path: Path) -> None:
+def test_diverged_runs_have_no_accuracy(tmp_path: Path) -> None:
     reader = Text(without_plotly(render(make_study(tmp_path, diverged={Key("paper", DISTANCE, "rope", 42)}))))
     assert "1 run diverged" in reader.text
     assert "diverged (1 of 1)" in reader.tables["Accuracy, Task 1 (distance)"][2]
@@ -120,7 +107,7 @@ def test_diverged_runs_have_no_accuracy(make_study: Make, tmp_path: Path) -> Non
     assert "runs diverged" in Text(render(make_study(tmp_path, diverged=keys))).text
 
 
-def test_a_study_of_the_ladder_alone_has_no_empty_sections(make_study: Make, tmp_path: Path) -> None:
+def test_a_study_of_the_ladder_alone_has_no_empty_sections(tmp_path: Path) -> None:
     page = render(make_study(tmp_path, scale="desk", protocols=("paper",), parts=("ladder",)))
     assert 'id="ladder"' in page
     for id in ("accuracy", "heads", "deposit", "partial", "sinusoid"):
@@ -128,7 +115,7 @@ def test_a_study_of_the_ladder_alone_has_no_empty_sections(make_study: Make, tmp
         assert f'href="#{id}"' not in page
 
 
-def test_hostile_text_is_escaped_everywhere(make_study: Make, tmp_path: Path) -> None:
+def test_hostile_text_is_escaped_everywhere(tmp_path: Path) -> None:
     state = make_study(tmp_path / HOSTILE.replace("/", ""), finished=3)
     entries = [replace(entry, findings=(Finding("holds", HOSTILE),)) for entry in state.entries]
     environment = dict.fromkeys(state.environment, HOSTILE + "</script>") | {"seconds": 1.0}
@@ -139,22 +126,11 @@ def test_hostile_text_is_escaped_everywhere(make_study: Make, tmp_path: Path) ->
     assert not [value for _, key, value in Text(page).attributes if key.startswith("on")]
 
 
-# ---- the summary and the tables --------------------------------------------------------------------------------------
-
-
-def test_the_page_answers_whether_the_deposit_was_reproduced(study: Reproduction, page: str) -> None:
-    verdicts = {e.protocol: e.verdict for e in study.entries if e.claim.id == "deposit-first-layer"}
-    words = {"leans to hold": "indicatively yes", "leans to fail": "indicatively no", "undecided": "not decided"}
-    assert [part["word"] for part in answers(study)] == [words[verdicts[each]] for each in study.plan.protocols]
-    cell = next(c for c in study.results.under("paper").of(DISTANCE, "rope"))
-    if (part := answers(study)[0])["mean"] is not None:
-        assert part["mean"] == percent(look_at(cell).largest(slice(0, 1)))
-    assert "Limit: with 1 seed the answer is only indicative." in " ".join(Text(page).text.split())
-    assert answers(replace(study, entries=[])) == []
+# ---- tables ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_the_settings_of_every_scale_are_told_beside_the_papers(make_study: Make, tmp_path: Path, scale: str) -> None:
+def test_the_settings_of_every_scale_are_told_beside_the_papers(tmp_path: Path, scale: str) -> None:
     state = make_study(tmp_path, scale=scale, protocols=("released",), finished=3)
     found = rows(reproduction_page(state).tables["settings"])
     assert found["learning rate schedule after warm-up"][0] == "cosine"
@@ -173,14 +149,6 @@ def test_the_tables_cells_are_the_factor_studys(whole: Reproduction, shown: Page
         row.effect("accuracy")
     )
     assert list(rows(table))[-1].startswith("remainder")
-    here = [row for row in every if (row.task, row.base) == (COUNT, "rope") and row.end == "released"]
-    most = max((e for row in here if (e := row.effect("accuracy"))), key=lambda effect: abs(effect.value))
-    (strongest,) = [r for r in shown.tables["strongest"].body if (r[0].text, r[1].text) == ("RoPE", TASKS[COUNT])][:1]
-    assert strongest[4].text == interval(most)
-    variants = {table.name: rows(table) for key, table in shown.tables.items() if key.startswith("variants-")}
-    accuracy = whole.results.under("released").accuracy(DISTANCE, "rope/mla-program")
-    told = variants["Variants of MLA, released protocol"]["RoPE in MLA’s code"][0]
-    assert told == interval(over_seeds(accuracy), sign=False)
     assert interval(over_seeds(np.array([-0.1, 0.0, 0.04]))) == "−2.0 [−19.9, 15.9]"
     assert interval(over_seeds(np.array([0.123]))) == "+12.3 (one seed)"
 
@@ -196,12 +164,6 @@ def test_every_label_has_a_name_of_its_own_and_the_look_of_its_encoding() -> Non
             for label in labels:
                 base = str(replace(Label.parse(label), variant="")) if Label.parse(label).variant else label
                 assert (colour(label), marker(label), glyph(label)) == (colour(base), marker(base), glyph(base))
-    assert name("paper", "nope/mask") == "NoPE, bidirectional"
-    assert name("released", "nope/mask") == "NoPE, causal"
-    assert name("released", "rope/mask") == "RoPE (with sinusoid), causal"
-    labels = ["nope", "nope/mask", "partial-15", "partial-3", "rope/mask", "rope", "mla", "partial-2/random"]
-    expected = ["rope", "rope/mask", "partial-2/random", "partial-3", "partial-15", "mla", "nope", "nope/mask"]
-    assert ordered(labels) == expected
 
 
 def test_partial_rope_ends_in_nope_and_in_rope_without_sinusoid(study: Reproduction) -> None:
@@ -242,12 +204,3 @@ def test_figures_are_of_the_measures(whole: Reproduction, shown: Page) -> None:
     place = (100 * ablation.drops[1, 2], 100 * cells[0].measures["position"]["drops"][1][2])
     points = [p for trace in panels(shown.blocks["position"])[0].data for p in zip(trace.x, trace.y, strict=True)]
     assert tuple(round(each, 2) for each in place) in points
-    greedy = np.mean([cell.measure("sets").greedy for cell in cells], axis=0)
-    run = np.isfinite(greedy)
-    np.testing.assert_allclose(panels(shown.blocks["sets"])[0].data[0].y, greedy[run], atol=1e-4)
-    records = [found for c in whole.results.under("paper").of(DISTANCE, "mla") if (found := strength_of(c))]
-    logits = [record.levels["logits"] for record in records]
-    (line,) = (trace for trace in panels(shown.blocks["seed-strength"])[2].data if trace.meta == "mla")
-    np.testing.assert_allclose(line.y, np.mean([level.layers.strength[0] for level in logits], axis=0), atol=1e-5)
-    lead = {round(x, 9) for trace in panels(shown.blocks["seed-lead"])[2].data for x in trace.x}
-    assert lead >= {round(float(margins(level.signal).ratio[0]), 9) for level in logits}
