@@ -268,7 +268,7 @@ def test_dead_pairs_are_told_apart(pairing: str, start: int, still: int) -> None
         assert not found.dead.any()
         assert not found.tabled.any()
 
-        found = find_rotation(q, k, PLACES, beside=[TABLE.cos().float(), TABLE.sin().float()])
+        found = find_rotation(q, k, PLACES, others=[TABLE.cos().float(), TABLE.sin().float()])
         assert torch.equal(found.pairs, pairs)
         assert found.pairing == ("half" if pairing == "half" else "interleaved")
         torch.testing.assert_close(found.frequencies, TURNS, atol=1e-6, rtol=0)

@@ -161,7 +161,7 @@ def find_rotation(
     k: tuple[Float[Tensor, "B G N d"], Float[Tensor, "B G N d"]],
     positions: Int[Tensor, "_B N"],
     rounding: torch.dtype = torch.float64,
-    beside: Iterable[Tensor] = (),
+    others: Iterable[Tensor] = (),
 ) -> Rotation:
     """The rotation that maps the first of each two tensors to the second.
 
@@ -171,7 +171,7 @@ def find_rotation(
         q, k       before and after the rotation
         positions  of the tokens, for all sequences or for each
         rounding   a coarser dtype that queries and keys were rounded to before, if any
-        beside     other inputs of the rotation; the model's table of e^(iota angle) per token among them (`_tables`) is
+        others     other inputs of the rotation; the model's table of e^(iota angle) per token among them (`_tables`) is
                    used if it has the measured frequencies
 
     Raises `NoForm` if they are not related by one angle per position for each pair of dimensions.
@@ -187,7 +187,7 @@ def find_rotation(
         some = torch.cat((some[:near], far))
     both = [(before[:, :, some].double(), after[:, :, some].double()) for before, after in (q, k)]
     found, allowed = None, rounded
-    tables = [table[:, some] for table in _tables(beside, tokens)]
+    tables = [table[:, some] for table in _tables(others, tokens)]
     for read, table in _readings(both, tables, positions[:, some], rounded):
         found = read.rotation(table, both if len(some) == tokens else [q, k], positions)
         allowed = rounded + _ANGLE * float((positions.max() * found.frequencies.abs()).max())
