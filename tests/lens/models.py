@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
+from scipy.stats import entropy
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -55,6 +57,25 @@ def split(batch: Batch, size: int) -> list[Batch]:
     tokens, labels, lengths = batch
     cuts = [slice(i, i + size) for i in range(0, len(tokens), size)]
     return [(tokens[cut], labels[cut], None if lengths is None else lengths[cut]) for cut in cuts]
+
+
+@torch.no_grad()
+def answered(model: Decoder, batch: Batch, *, ignored: int) -> Batch:
+    """The same texts, two labels in three being what the model answers; of some the labels do not count."""
+    tokens, labels, lengths = batch
+    answers = model(tokens, lengths).argmax(-1)
+    answers[::3] = labels[::3]
+    answers[torch.randperm(len(tokens), generator=torch.Generator().manual_seed(1))[:ignored]] = -100
+    return tokens, answers, lengths
+
+
+def per_example(metric: str, logits: Tensor, intact: Tensor, labels: Tensor) -> np.ndarray:
+    """The metric of each example that counts, from its definition."""
+    rows = [b for b in range(len(labels)) if labels[b] >= 0]
+    p, q = (np.exp(x.log_softmax(-1).numpy()) for x in (intact, logits))
+    if metric == "accuracy":
+        return np.array([float(q[b].argmax() == labels[b]) for b in rows])
+    return np.array([-np.log(q[b][labels[b]]) if metric == "loss" else entropy(p[b], q[b]) for b in rows])
 
 
 @torch.no_grad()

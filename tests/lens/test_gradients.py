@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.builders import wrong_types
+from tests.lens import models
 from tests.lens.models import SMALL, decoder, split
 from torch.nn import functional as F
 
@@ -44,12 +45,7 @@ def model_of(encoding: str = "rope", protocol: str = "paper") -> Decoder:
 
 
 def examples(*, padded: bool = True, ignored: int = 0, count: int = COUNT) -> Batch:
-    draw = torch.Generator().manual_seed(1)
-    tokens = torch.randint(1, SIZES["vocab_size"], (count, LENGTH), generator=draw)
-    labels = torch.randint(0, CLASSES, (count,), generator=draw)
-    lengths = torch.randint(2, LENGTH + 1, (count,), generator=draw)
-    labels[1 : 1 + ignored] = -100
-    return tokens, labels, lengths if padded else None
+    return models.examples(count, LENGTH, padded=padded, ignored=ignored)
 
 
 def strength_of(vectors: np.ndarray, *, bootstrap: int = 0, seed: int = 0, pieces: int = 1, **options: Any) -> Strength:

@@ -51,24 +51,32 @@ def dense(parts: LogitParts, name: str, layer: LayerTrace) -> Tensor:
 
 
 @pytest.mark.parametrize(("encoding", "protocol"), BOTH)
-def test_the_parts_sum_to_the_models_own_logits(encoding: str, protocol: str) -> None:
-    """float64, 1e-9 of the largest logit; every split that the layer allows."""
+def test_the_parts_sum_to_the_models_own_logits_and_shares_are_their_covariances(encoding: str, protocol: str) -> None:
+    """float64, 1e-9 (of the largest logit); every split that the layer allows."""
     trace = trace_of(model_of(encoding, protocol))
+    one = torch.ones(4, dtype=torch.float64)
     for layer, split in ((0, "input"), (0, "mean"), (1, "mean"), (1, "ablate")):
         found = trace[layer]
         parts = decompose(trace, layer, split=split)  # type: ignore[arg-type]
-        seen, true = visible(found), found.logits()
-        for sequence in range(5):
-            total = parts.matrix("total", sequence)
-            expected = true[sequence].masked_fill(~seen[sequence], 0)
-            torch.testing.assert_close(total, expected, rtol=0, atol=1e-9 * float(expected.abs().max()) + 1e-12)
+        total, seen = dense(parts, "total", found), visible(found)
+        for sequence, true in enumerate(found.logits()):
+            expected = true.masked_fill(~seen[sequence], 0)
+            limit = 1e-9 * float(expected.abs().max()) + 1e-12
+            torch.testing.assert_close(total[sequence], expected, rtol=0, atol=limit)
         assert parts.error < 1e-9
         with_bias = "bias" in parts.names
         for shares in (parts.shares, parts.kinds, None if with_bias else parts.frequency_shares):
             for share in () if shares is None else (shares.logits, shares.softmax):
                 if share.isfinite().all():
-                    one = torch.ones(4, dtype=torch.float64)
                     torch.testing.assert_close(share.sum(-1), one, rtol=0, atol=1e-9)
+        if split != "mean" or layer == 0:
+            continue
+        for index, name in enumerate(parts.names):
+            plain, softmax = share_by_hand(dense(parts, name, found), total, seen)
+            torch.testing.assert_close(parts.shares.logits[:, index], plain, rtol=0, atol=1e-9)
+            torch.testing.assert_close(parts.shares.softmax[:, index], softmax, rtol=0, atol=1e-9)
+        variance = torch.stack([total[:, head][seen].var(unbiased=False) for head in range(4)])
+        torch.testing.assert_close(parts.variance, variance, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("encoding", [*NO_FORM, *NONLINEAR])
@@ -76,21 +84,6 @@ def test_an_encoding_without_the_form_is_refused(encoding: str) -> None:
     said = r"^encoding: .*(content of other tokens|after the softmax|several products|not linear in queries and keys)"
     with pytest.raises(NoForm, match=said):
         decompose(trace_of(model_of(encoding)), 0)
-
-
-@pytest.mark.parametrize(("encoding", "protocol"), BOTH)
-def test_shares_are_covariances_of_the_written_out_matrices(encoding: str, protocol: str) -> None:
-    """float64, 1e-9."""
-    trace = trace_of(model_of(encoding, protocol))
-    parts = decompose(trace, 1)
-    layer = trace[1]
-    total, seen = dense(parts, "total", layer), visible(layer)
-    for index, name in enumerate(parts.names):
-        plain, softmax = share_by_hand(dense(parts, name, layer), total, seen)
-        torch.testing.assert_close(parts.shares.logits[:, index], plain, rtol=0, atol=1e-9)
-        torch.testing.assert_close(parts.shares.softmax[:, index], softmax, rtol=0, atol=1e-9)
-    values = [total[:, head][seen] for head in range(4)]
-    torch.testing.assert_close(parts.variance, torch.stack([v.var(unbiased=False) for v in values]), rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("encoding", ["rope", "mla", "sinusoidal"])
@@ -111,27 +104,22 @@ def test_content_and_position_parts_by_hand(encoding: str) -> None:
     def heads(value: Tensor) -> Tensor:
         return value.unflatten(-1, (4, -1)).transpose(1, 2)
 
-    def queries(value: Tensor, content: bool) -> Tensor:
-        inside = held(value, content)
+    def projected(value: Tensor, content: bool, side: int) -> Tensor:
+        """Queries (side 0) or keys (1) of a part of the input; biases and shift are of the content."""
+        inside, rows = held(value, content), slice(32 * side, 32 * side + 32)
         if encoding != "mla":
-            return heads(inside @ own["qkv.weight"][:32].T + (own["qkv.bias"][:32] if content else 0))
-        latent = inside @ own["down_q.weight"].T
-        true = held(x, True) @ own["down_q.weight"].T
-        latent = latent * (true.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * own["norm_q.weight"]
-        return torch.cat((heads(latent @ own["up_q.weight"].T), heads(latent @ own["rotary_q.weight"].T)), -1)
-
-    def keys(value: Tensor, content: bool) -> Tensor:
-        inside = held(value, content)
-        if encoding != "mla":
-            return heads(inside @ own["qkv.weight"][32:64].T + (own["qkv.bias"][32:64] if content else 0))
-        latent = inside @ own["down_kv.weight"].T
-        true = held(x, True) @ own["down_kv.weight"].T
-        latent = latent * (true.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * own["norm_kv.weight"]
-        rotary = (inside @ own["rotary_k.weight"].T).unsqueeze(1).expand(-1, 4, -1, -1)
-        return torch.cat((heads(latent @ own["up_kv.weight"][:32].T), rotary), -1)
+            return heads(inside @ own["qkv.weight"][rows].T + (own["qkv.bias"][rows] if content else 0))
+        name = ("q", "kv")[side]
+        true = held(x, True) @ own[f"down_{name}.weight"].T
+        latent = inside @ own[f"down_{name}.weight"].T
+        latent = latent * (true.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * own[f"norm_{name}.weight"]
+        still = heads(latent @ own[f"up_{name}.weight"][:32].T)
+        turned = heads(latent @ own["rotary_q.weight"].T) if side == 0 else None
+        shared = (inside @ own["rotary_k.weight"].T).unsqueeze(1).expand(-1, 4, -1, -1)
+        return torch.cat((still, shared if turned is None else turned), -1)
 
     for name, (a, b) in zip(PRODUCTS, itertools.product((True, False), repeat=2), strict=True):
-        q, k = queries(x - p if a else p, a), keys(x - p if b else p, b)
+        q, k = projected(x - p if a else p, a, 0), projected(x - p if b else p, b, 1)
         turned_q, turned_k = (
             layer.encoding.hook("rotate", q, k, layer.positions, layer.positions, seen=None)
             if layer.encoding._seeing
