@@ -33,8 +33,8 @@ NOPE = encodings.build("nope", d_model=8, num_heads=4, head_dim=2, max_len=64)
 class Planted:
     """A source whose residual streams are given; nothing else of a layer matters here."""
 
-    def __init__(self, streams: Sequence[np.ndarray], vectors: np.ndarray | None, dtype: torch.dtype) -> None:
-        self.streams = [torch.from_numpy(x).to(dtype) for x in streams]
+    def __init__(self, streams: Sequence[np.ndarray], vectors: np.ndarray | None) -> None:
+        self.streams = [torch.from_numpy(x) for x in streams]
         self.vectors = None if vectors is None else torch.from_numpy(vectors)
         self.num_layers = len(streams)
 
@@ -67,12 +67,11 @@ def traced(
     *streams: np.ndarray,
     vectors: np.ndarray | None = None,
     lengths: Sequence[int] | None = None,
-    dtype: torch.dtype = torch.float64,
     **options: Any,
 ) -> AttentionTrace:
     tokens = torch.zeros(streams[0].shape[:2], dtype=torch.long)
     given = None if lengths is None else torch.tensor(lengths)
-    return AttentionTrace(Planted(streams, vectors, dtype), tokens, given, **options)
+    return AttentionTrace(Planted(streams, vectors), tokens, given, **options)
 
 
 def drawn(seed: int, *shape: int) -> np.ndarray:
@@ -336,16 +335,14 @@ def test_a_planted_angle_is_found_and_sums_are_taken_apart(degrees: float) -> No
 def test_numbers_are_those_of_the_covariance() -> None:
     p, words = drawn(9, 30, 5) * np.array([5.0, 3, 1, 0.2, 0.1]), drawn(10, 40, 5)
     found = position_subspace(torch.from_numpy(p), torch.from_numpy(words), energy=0.9)
-    values, vectors = np.linalg.eigh(np.cov(p.T))
-    shares = values[::-1] / values.sum()
-    np.testing.assert_allclose(found.spectrum, shares, atol=1e-12)
-    rank = next(r for r in range(1, 6) if shares[:r].sum() >= 0.9)
-    assert found.rank == rank
+    values = np.linalg.eigvalsh(np.cov(p.T))
+    np.testing.assert_allclose(found.spectrum, values[::-1] / values.sum(), atol=1e-12)
+    span = leading(np.cov(p.T), 0.9)
+    assert found.rank == span.shape[1]
     np.testing.assert_allclose(found.participation, values.sum() ** 2 / (values**2).sum(), rtol=1e-12)
-    leading = vectors[:, ::-1][:, :rank]
     total = np.cov(words.T)
-    np.testing.assert_allclose(found.overlap, np.trace(leading.T @ total @ leading) / np.trace(total), rtol=1e-10)
-    assert found.chance == rank / 5
+    np.testing.assert_allclose(found.overlap, np.trace(span.T @ total @ span) / np.trace(total), rtol=1e-10)
+    assert found.chance == found.rank / 5
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -391,10 +388,7 @@ def test_arc_and_chord_are_those_of_a_loop() -> None:
         sum(np.linalg.norm(p[i + 1] - p[i]) for i in range(s, s + 3)) / np.linalg.norm(p[s + 3] - p[s])
         for s in range(6)
     ]
-    ranks = []
-    for s in range(6):
-        values = np.sort(np.linalg.eigvalsh(np.cov(p[s : s + 4].T)))[::-1]
-        ranks.append(next(r for r in range(1, 4) if values[:r].sum() >= 0.9 * values.sum()))
+    ranks = [leading(np.cov(p[s : s + 4].T), 0.9).shape[1] for s in range(6)]
     found = curve_dimension(p, window=4, energy=0.9)
     assert found.arc_chord == pytest.approx(float(np.median(ratios)), rel=1e-12)
     assert found.local_rank == pytest.approx(float(np.mean(ranks)))

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.lens.models import logits_without
+from tests.lens.models import decoder, logits_without
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from toeplens.model import Decoder, DecoderConfig
+from toeplens.model import Decoder
 from toeplens.sources.decoder.paths import Path, cut_paths, each_path, paths_from
 
 SIZES: dict[str, Any] = {"vocab_size": 17, "d_model": 24, "d_ff": 32, "num_layers": 4, "num_heads": 3, "max_len": 11}
@@ -26,12 +26,7 @@ KINDS: list[dict[str, Any]] = [
 
 
 def made(kind: dict[str, Any]) -> Decoder:
-    """A model whose weights are large enough that every part of it matters."""
-    torch.manual_seed(5)
-    model = Decoder(DecoderConfig(**SIZES | kind)).double().eval()
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    return model
+    return decoder(seed=5, noise=0.3, **SIZES | kind)
 
 
 def texts(model: Decoder) -> tuple[Tensor, Tensor]:
