@@ -94,6 +94,24 @@ def calls_in(model: Any, inputs: dict[str, Tensor] = INPUTS) -> list[AttentionCa
     return calls
 
 
+def remade(
+    q: Tensor, k: Tensor, rotation: Tensor | None, bias: Tensor | None, causal: bool, scale: float, **_: Any
+) -> Tensor:
+    """Logits of queries and keys that are rotated pair by pair as e^(iota (i - j) theta), by their definition."""
+    count, width = 0 if rotation is None else len(rotation), q.shape[2]
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    offsets = torch.arange(width)[:, None] - torch.arange(width)
+    made = q[..., 2 * count :].double() @ k[..., 2 * count :].double().transpose(-1, -2)
+    for pair in range(count):
+        x, y = (torch.complex(*z[..., 2 * pair : 2 * pair + 2].double().unbind(-1)) for z in (q, k))
+        assert rotation is not None
+        made += (x[..., :, None] * y[..., None, :].conj() * torch.exp(1j * rotation[pair] * offsets)).real
+    made = scale * made
+    if bias is not None:
+        made = made + bias[:, (offsets.clamp(min=0) if causal else offsets + width - 1)]
+    return made
+
+
 def state(model: nn.Module) -> Any:
     """All that a pass might leave behind."""
     from transformers.masking_utils import AttentionMaskInterface

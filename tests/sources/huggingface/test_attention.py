@@ -14,7 +14,7 @@ from toeplens.sources.huggingface import calls as calls_module
 from toeplens.sources.huggingface.attention import bias_and_mask, hides_from, low
 
 PLACES = torch.arange(TOKENS)
-CAUSAL = PLACES[:, None] >= PLACES
+CAUSAL, NEAR = PLACES[:, None] >= PLACES, (PLACES[:, None] - PLACES).abs() < 4
 TURNED = GPT | {"n_layer": 1, "rotary_dim": 4}
 NEO = {"vocab_size": 31, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 64}
 NEO |= {"attention_types": [[["global", "local"], 1]], "window_size": 4}
@@ -86,49 +86,40 @@ def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return request.param
 
 
-def test_masks_are_read_in_blocks(at_once: int) -> None:
-    visible = CAUSAL[None, None]
-    assert masks.one_way(visible)
-    assert masks.just_causal(visible)
-    assert masks.reach_of(visible, True) == (None, None)
-    window = visible & (PLACES[:, None] - 4 < PLACES)
-    assert masks.one_way(window)
-    assert not masks.just_causal(window)
-    assert masks.reach_of(window, True) == (4, None)
-    near = (PLACES[:, None] - PLACES).abs() < 4
-    assert masks.reach_of(near[None, None], False) == (4, None)
-    chunks = PLACES[:, None] // 5 == PLACES // 5
-    assert masks.reach_of(visible & chunks, True) == (None, 5)
-    for some, causal, reach in ((near, False, (4, None)), (visible & chunks, True, (None, 5))):
-        made, there = some.expand(2, 1, TOKENS, TOKENS), torch.tensor([TOKENS, 9])[:, None, None, None] > PLACES
-        assert masks.padded_lengths(made, causal, *reach) is None
-        ends = masks.padded_lengths(made & there, causal, *masks.reach_of(made & there, causal))
+@pytest.mark.parametrize(
+    ("mask", "causal", "reach"),
+    [
+        (CAUSAL, True, (None, None)),
+        (CAUSAL & NEAR, True, (4, None)),
+        (NEAR, False, (4, None)),
+        (CAUSAL & (PLACES[:, None] // 5 == PLACES // 5), True, (None, 5)),
+    ],
+)
+def test_masks_are_read_in_blocks(
+    mask: Tensor, causal: bool, reach: tuple[int | None, int | None], at_once: int
+) -> None:
+    """Queries after the end of their sequence see whatever comes of it: nothing, or everything that is there."""
+    visible = mask.expand(2, 1, TOKENS, TOKENS)
+    assert masks.one_way(visible) == causal
+    assert masks.just_causal(visible) == (reach == (None, None))
+    assert masks.reach_of(visible, causal) == reach
+    assert masks.padded_lengths(visible, causal, *reach) is None
+    padded = visible & (torch.tensor([TOKENS, 9])[:, None, None, None] > PLACES)
+    assert masks.reach_of(padded, causal) == reach
+    for seen in (padded[1, 0, 8], torch.zeros(TOKENS, dtype=torch.bool), (PLACES > 2) & (PLACES < 9)):
+        padded[1, 0, 9:] = seen
+        ends = masks.padded_lengths(padded, causal, *reach)
         assert isinstance(ends, Tensor)
         assert ends.tolist() == [TOKENS, 9]
-        hidden = made.clone()
+    for whole in (visible, padded):
+        hidden = whole.clone()
         hidden[..., 8, 7] = False
         assert masks.padded_lengths(hidden, causal, *reach) == "some of the keys"
     for row in (1, 4, 9):  # one key after its query, in each block of queries
         later = visible.clone()
         later[..., row, row + 1] = True
-        assert not masks.one_way(later)
+        assert not causal or not masks.one_way(later)
         assert not masks.just_causal(later)
-
-
-def test_what_padding_sees_does_not_matter(at_once: int) -> None:
-    """Queries after the end of their sequence see whatever comes of it: nothing, or everything that is there."""
-    there = torch.tensor([TOKENS, 9])
-    visible = (CAUSAL & (there[:, None, None] > PLACES))[:, None]
-    for seen in (visible[1, 0, 8], torch.zeros(TOKENS, dtype=torch.bool), (PLACES > 2) & (PLACES < 9)):
-        padded = visible.clone()
-        padded[1, 0, 9:] = seen
-        ends = masks.padded_lengths(padded, True)
-        assert isinstance(ends, Tensor)
-        assert ends.tolist() == [TOKENS, 9]
-    other = visible.clone()
-    other[1, 0, 8, 3] = False
-    assert masks.padded_lengths(other, True) == "some of the keys"
-    assert masks.padded_lengths(CAUSAL[None, None], True) is None
 
 
 def test_tables_by_offset_are_as_exact_as_their_largest_number(at_once: int) -> None:

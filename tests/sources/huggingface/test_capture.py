@@ -124,22 +124,6 @@ def test_calls_are_the_models_own(name: str) -> None:
         assert call.proof.queries == call.q.shape[2]
 
 
-def remade(q: Tensor, k: Tensor, rotation: Tensor | None, bias: Tensor | None, causal: bool, scale: float) -> Tensor:
-    """Logits of queries and keys that are rotated pair by pair as e^(iota (i - j) theta), by their definition."""
-    count, width = 0 if rotation is None else len(rotation), q.shape[2]
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    offsets = torch.arange(width)[:, None] - torch.arange(width)
-    made = q[..., 2 * count :].double() @ k[..., 2 * count :].double().transpose(-1, -2)
-    for pair in range(count):
-        x, y = (torch.complex(*z[..., 2 * pair : 2 * pair + 2].double().unbind(-1)) for z in (q, k))
-        assert rotation is not None
-        made += (x[..., :, None] * y[..., None, :].conj() * torch.exp(1j * rotation[pair] * offsets)).real
-    made = scale * made
-    if bias is not None:
-        made = made + bias[:, (offsets.clamp(min=0) if causal else offsets + width - 1)]
-    return made
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_placed_layers_have_the_models_logits(name: str) -> None:
     """Where a layer has the form that `behaviour` takes, the parts give its logits, up to one number a query."""
@@ -156,7 +140,7 @@ def test_placed_layers_have_the_models_logits(name: str) -> None:
         padded = name != "T5" or call.side == "encoder"
         assert (lengths is not None) == padded
         assert lengths is None or lengths.tolist() == [models.TOKENS, models.PADDED]
-        ours, own = remade(**parts), call.logits()
+        ours, own = models.remade(**parts), call.logits()
         if call.softcap is not None:
             ours = call.softcap * (ours / call.softcap).tanh()
         for sequence in range(2):

@@ -262,16 +262,7 @@ def test_how_long_a_model_is_made_for(kind: str, sizes: dict[str, Any], limit: i
 _EYE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
 _EYE |= {"image_size": 28, "patch_size": 14}  # tables of 4 or 5 patches
 _EAR = {"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 48, "num_mel_bins": 8}
-_WORDS = {"vocab_size": 31, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "pad_token_id": 0}
-_WORDS |= {
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-
-
+_WORDS = GROUPED | {"num_hidden_layers": 1}
 _TOWERS = {"vision_config": _EYE | {"model_type": "clip_vision_model"}}, {"vision_config": _EYE}
 _EARS = {"audio_config": _EAR | {"max_source_positions": 8}}
 
