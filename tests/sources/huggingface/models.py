@@ -27,6 +27,7 @@ SIZES = {
 }
 GROUPED = SIZES | {"num_key_value_heads": 2}
 NARROW = GROUPED | {"head_dim": 8, "sliding_window": 4}
+MIXED = {"num_local_experts": 2, "num_experts_per_tok": 1}
 GPT = {
     "vocab_size": 31,
     "n_embd": 32,

@@ -39,10 +39,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Bloom": ("BloomForCausalLM", models.BLOOM),
     "T5": ("T5ForConditionalGeneration", models.T5),
     "Bert": ("BertModel", models.SIZES),
-    "GptOss": (
-        "GptOssForCausalLM",
-        models.NARROW | {"num_local_experts": 2, "num_experts_per_tok": 1, "rope_parameters": YARN},
-    ),
+    "GptOss": ("GptOssForCausalLM", models.NARROW | models.MIXED | {"rope_parameters": YARN}),
     "DeepseekV2": ("DeepseekV2ForCausalLM", models.LATENT),
     "DebertaV2": (
         "DebertaV2Model",

@@ -10,7 +10,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.sources.huggingface import ways
-from tests.sources.huggingface.models import BLOOM, GPT, INPUTS, NARROW, SIZES, T5, TOKENS, XLNET, calls_in, state, tiny
+from tests.sources.huggingface.models import (
+    BLOOM,
+    GPT,
+    INPUTS,
+    MIXED,
+    NARROW,
+    SIZES,
+    T5,
+    TOKENS,
+    XLNET,
+    calls_in,
+    state,
+    tiny,
+)
 from torch import Tensor
 
 from toeplens.encodings import BandControl
@@ -133,7 +146,7 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", ways.LLAMA),
     "window": ("MistralForCausalLM", NARROW),
     "cap": ("Gemma2ForCausalLM", NARROW),
-    "sinks": ("GptOssForCausalLM", NARROW | ways.MIXED),
+    "sinks": ("GptOssForCausalLM", NARROW | MIXED),
     "partial": ("GPTNeoXForCausalLM", SIZES),
     "alibi": ("BloomForCausalLM", BLOOM),
     "encoder": ("EsmForMaskedLM", SIZES | {"position_embedding_type": "rotary", "mask_token_id": 3}),
