@@ -205,9 +205,6 @@ def test_heads_of_several_layers_change_as_in_one_pass_with_gains(
         torch.testing.assert_close(logits, plain, rtol=0, atol=1e-10)
 
 
-# ---- donors ---------------------------------------------------------------------------------------------------------
-
-
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=30), st.integers(0, 9))
 def test_everyone_has_a_donor_of_the_same_length_where_there_is_one(lengths: list[int], seed: int) -> None:
     found = donors(np.array(lengths), seed)
@@ -229,9 +226,6 @@ def test_one_example_has_no_donor() -> None:
     tokens, labels, lengths = examples(ignored=COUNT - 1)
     with pytest.raises(InputError, match="batches must have at least 2"):
         ablate_heads(DecoderSource(decoder()), [(tokens, labels, lengths)], intervention="resample")
-
-
-# ---- gains, examples, and what is known beforehand -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["exact", "attribution"])
@@ -291,9 +285,6 @@ def test_intervals_are_the_paired_bootstrap_of_the_answers():
     assert np.array_equal(found.high.ravel(), high)
     assert (found.low <= found.drops).all()
     assert (found.drops <= found.high).all()
-
-
-# ---- interrupted and resumed -----------------------------------------------------------------------------------------
 
 
 class Stop(Exception):
@@ -502,9 +493,6 @@ def test_exact_effects_of_other_heads_are_refused() -> None:
         check_estimates(np.zeros((1, 4)), [np.zeros(3)])
 
 
-# ---- records and refusals -------------------------------------------------------------------------------------------
-
-
 @wrong_types
 @pytest.mark.parametrize(
     ("field", "value", "near"),
@@ -604,9 +592,6 @@ def by_set(protocol: str = "paper", seed: int = 0) -> dict[frozenset[tuple[int, 
     return {kept: value(model, batch, set(PLACES) - kept) for kept in sets}
 
 
-# ---- cumulative ablation --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("order", ["greedy", "importance", "random"])
 @pytest.mark.parametrize(
     ("protocol", "metric", "points"), [("paper", "accuracy", 2), ("paper", "kl", 12), ("released", "loss", 12)]
@@ -664,9 +649,6 @@ def test_random_orders_come_from_the_seed() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-# ---- sufficient sets ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("keep", [0.5, 0.8, 1.0])
 def test_a_sufficient_set_is_enough_and_none_of_it_can_go(
@@ -684,9 +666,6 @@ def test_a_sufficient_set_is_enough_and_none_of_it_can_go(
     assert table[heads] >= need
     assert all(table[heads - {head}] < need for head in heads)
     assert len(heads) >= min(len(kept) for kept, accuracy in table.items() if accuracy >= need)
-
-
-# ---- all together ---------------------------------------------------------------------------------------------------
 
 
 def test_head_sets_hold_what_the_single_functions_find(monkeypatch: pytest.MonkeyPatch) -> None:

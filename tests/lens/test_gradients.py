@@ -105,9 +105,6 @@ def test_nothing_is_said_of_nothing() -> None:
     assert np.isnan(strength_of(vectors[:9, 2:]).exponent).all()  # one size has no slope
 
 
-# ---- diagonal means --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("protocol", ["paper", "released"])
 @pytest.mark.parametrize("padded", [True, False])
 def test_diagonal_means_are_what_loops_find(protocol: str, padded: bool) -> None:
@@ -200,9 +197,6 @@ def test_where_the_first_layers_weights_cannot_move_p_there_is_no_number(encodin
     assert np.isfinite(found.levels["logits"].mean).all()
 
 
-# ---- seed strength ---------------------------------------------------------------------------------------------------
-
-
 def test_it_is_the_strength_of_the_examples_diagonal_means_and_numbers() -> None:
     model, batch = model_of(), examples(ignored=5)
     found = seed_strength(DecoderGradients(model), split(batch, 7), bootstrap=30)
@@ -271,9 +265,6 @@ def test_heads_without_a_signal_have_no_margin() -> None:
     assert np.isnan(still.ratio).all()
     with pytest.raises(InputError, match="signal must be at least 0, got -1"):
         margins(np.array([[-1.0, 2.0]]))
-
-
-# ---- records and refusals -------------------------------------------------------------------------------------------
 
 
 @wrong_types

@@ -14,9 +14,9 @@ from tests.builders import wrong_types
 from tests.lens.models import decoder, share_by_hand
 from torch import Tensor
 
-from toeplens import encodings
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace, LogitParts, NoForm, Shares, decompose
+from toeplens.lens.frequency import frequency_use
 from toeplens.lens.kit.terms import shares_of, written_out_profile
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
@@ -130,31 +130,14 @@ def test_content_and_position_parts_by_hand(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["rope", "mla", "partial-rope", "xpos", "rope-yarn", "rope-absolute", "p-rope"])
-def test_frequencies_by_hand(encoding: str) -> None:
-    """Re q_t conj(k_t) e^(i delta theta_t), pair by pair, from the encoding's kernel (float64, 1e-8)."""
+def test_frequencies_have_the_shares_of_their_use(encoding: str) -> None:
+    """float64, 1e-8."""
     trace = trace_of(model_of(encoding), None)
-    parts, layer = decompose(trace, 1), trace[1]
-    rotary = layer.encoding
-    assert isinstance(rotary, encodings.Rotary)
+    parts, use = decompose(trace, 1), frequency_use(trace[1])
     assert parts.frequency_shares is not None
-    assert parts.frequencies is not None
-    places = torch.arange(12)
-    kernel = rotary.kernel((places.unsqueeze(1) - places).flatten())
-    assert kernel is not None
-    count, first = kernel.shape[1], rotary.first
-    pairs = (count, 2) if rotary.pairing == "interleaved" else (2, count)
-    q, k = (x[..., first : first + 2 * count].unflatten(-1, pairs) for x in (layer.q, layer.k))
-    q, k = (x if rotary.pairing == "interleaved" else x.transpose(-2, -1) for x in (q, k))
-    z = torch.einsum(
-        "bhit,bhjt->bhtij", torch.view_as_complex(q.contiguous()), torch.view_as_complex(k.contiguous()).conj()
-    )
-    terms = (z * kernel.unflatten(-1, (12, 12))).real * layer.scale
-    total, seen = dense(parts, "total", layer), visible(layer)
+    count = use.frequencies.shape[-1]
     by_frequency = parts.frequency_shares.logits.unflatten(-1, (4, count + 1)).sum(1)
-    for t in range(count):
-        torch.testing.assert_close(
-            by_frequency[:, t + 1], share_by_hand(terms[:, :, t], total, seen)[0], rtol=0, atol=1e-8
-        )
+    torch.testing.assert_close(by_frequency, use.shares.logits[:, : count + 1], rtol=0, atol=1e-8)
     branches = parts.branches()
     assert branches is not None
     torch.testing.assert_close(branches.logits.sum(-1), torch.ones(4, dtype=torch.float64))
@@ -246,9 +229,6 @@ def test_shares_of_rounding_noise_are_no_shares() -> None:
     assert made.softmax.isnan().all()
     real = shares_of([(noise, noise)], (noise, noise), torch.ones_like(energy))
     assert real.logits.tolist() == [[1.0]]
-
-
-# ---- splits and errors ---------------------------------------------------------------------------------------------
 
 
 def test_the_input_split_is_the_added_vector() -> None:

@@ -188,9 +188,6 @@ def test_the_probe_is_ridge_regression_by_normal_equations() -> None:
     np.testing.assert_allclose(found.decodability, 1 - rest / np.sum((last - last.mean()) ** 2), rtol=1e-8)
 
 
-# ---- planted ---------------------------------------------------------------------------------------------------------
-
-
 def test_vectors_that_are_moved_to_other_directions_are_displaced() -> None:
     p0 = line(SIZE, WIDTH, 2)
     moved = np.roll(p0, 4, axis=1)
@@ -206,9 +203,6 @@ def test_vectors_that_are_moved_to_other_directions_are_displaced() -> None:
     assert (found.low <= found.variance_share).all()
     assert (found.alignment_low <= found.alignment).all()
     assert (found.alignment <= found.alignment_high).all()
-
-
-# ---- few sequences ---------------------------------------------------------------------------------------------------
 
 
 def test_the_intervals_are_those_of_leaving_each_sequence_out() -> None:
@@ -283,9 +277,6 @@ def test_without_a_reference_only_directions_are_unknown(vectors: np.ndarray | N
         assert np.isnan(getattr(found, name)).all()
     assert found.reference_rank == 0
     assert np.isnan(found.chance)
-
-
-# ---- records and refusals --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -377,9 +368,6 @@ def test_wrong_vectors_are_refused() -> None:
         position_subspace(p, p, energy=1.5)
     with pytest.raises(InputError, match="window must be from 3 to the 4 positions, got 5"):
         curve_dimension(p, window=5)
-
-
-# ---- the curve -------------------------------------------------------------------------------------------------------
 
 
 def test_arc_and_chord_are_those_of_a_loop() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.lens.models import decoder
+from tests.lens.models import attention_cases, decoder
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -32,7 +32,6 @@ from toeplens.lens.kit.trace import Counted
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 
-FREQUENCIES = (0.0, math.pi, 2 * math.pi, -math.pi, 1e-9, 1e-4, 0.01, 0.3, 1.0, 1.0, 2.5, -0.7)
 SIZES = {"vocab_size": 20, "d_model": 24, "d_ff": 16, "num_layers": 2, "num_heads": 3, "max_len": 16}
 LENGTHS = torch.tensor([8, 5, 1, 7])
 
@@ -99,38 +98,6 @@ def by_hand(case: dict[str, Any]) -> np.ndarray:
     return shares_of(tables)
 
 
-@st.composite
-def cases(draw: st.DrawFn) -> dict[str, Any]:
-    """Any input that `behaviour` takes of tensors."""
-    heads, groups, count = draw(st.sampled_from([(1, 1, 2), (2, 1, 1), (4, 2, 1), (2, 2, 2)]))
-    length, width = draw(st.integers(2, 8)), draw(st.integers(1, 6))
-    made = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=made, dtype=torch.float64)
-
-    causal, pairs = draw(st.booleans()), draw(st.integers(0, width // 2))
-    rows = draw(st.sampled_from([1, heads]))
-    picked = draw(st.lists(st.sampled_from(FREQUENCIES), min_size=rows * pairs, max_size=rows * pairs))
-    places = draw(st.sampled_from([None, (length, width), (groups, length, width), (count, groups, length, width)]))
-    bias = draw(st.sampled_from([(), (1,), (heads,), (count, heads), (1, 1)]))
-    ends = (length, length) if len(bias) == 2 else (length if causal else 2 * length - 1,)
-    return {
-        "q": normal(count, heads, length, width),
-        "k": normal(count, groups, length, width) + 2 * normal(groups, 1, width),
-        "rotation": torch.tensor(picked, dtype=torch.float64).reshape(rows, pairs) if pairs else None,
-        "pairing": draw(st.sampled_from(["interleaved", "half"])),
-        "layout": "bhnd",
-        "bias": normal(*bias, *ends) + 3 if bias else None,  # by offset, or by query and position
-        "k_position": None if places is None else normal(*places),
-        "causal": causal,
-        "window": draw(st.sampled_from([None, None, 1, 2, 3, 4, 5, 9])),
-        "chunk": draw(st.sampled_from([None, None, 1, 2, 3, 5, 9])),
-        "scale": draw(st.sampled_from([1.0, 0.5])),
-        "lengths": torch.tensor([length, *draw(st.lists(st.integers(0, length), min_size=1, max_size=1))][:count]),
-    }
-
-
 def test_a_window_over_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of seven queries, in chunks of three."""
     monkeypatch.setattr(two_way, "CHUNK", 3)
@@ -142,7 +109,7 @@ def shares(found: Behaviour) -> np.ndarray:
     return np.stack([found.positional, found.symbolic, found.interaction])
 
 
-@given(cases(), st.sampled_from([3, 128]), st.sampled_from([1, 2**19]), st.sampled_from([1, 2, 16]))
+@given(attention_cases(), st.sampled_from([3, 128]), st.sampled_from([1, 2**19]), st.sampled_from([1, 2, 16]))
 def test_the_closed_form_is_the_table_written_out(case: dict[str, Any], chunk: int, block: int, step: int) -> None:
     """float64, 1e-8 of the whole variance; with frequencies of 0, pi, 2 pi, nearly 0 and equal ones."""
     counts = [len(seen_by(case, *place)) for place in np.ndindex(len(case["q"]), case["q"].shape[2])]

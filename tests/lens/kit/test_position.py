@@ -40,9 +40,6 @@ def trace_of(encoding: str = "rope", protocol: str = "paper", lengths: Tensor | 
     return AttentionTrace(DecoderSource(model_of(encoding, protocol)), tokens(), lengths)
 
 
-# ---- written out ----------------------------------------------------------------------------------------------------
-
-
 def covariance(a: list[float], b: list[float]) -> float:
     mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)
     return sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True)) / len(a)
@@ -155,9 +152,6 @@ def test_grouped_queries_share_a_mean_key() -> None:
 def test_too_little_is_refused() -> None:
     with pytest.raises(InputError, match=r"layers must have a batch of at least .*, got 2"):
         effect_of(AttentionTrace(DecoderSource(model_of()), tokens(2), None)[1])
-
-
-# ---- the mean estimator ----------------------------------------------------------------------------------------------
 
 
 @given(seed=st.integers(0, 99), batch=st.integers(1, 4), size=st.integers(1, 6), padded=st.booleans())

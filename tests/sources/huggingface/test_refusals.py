@@ -263,23 +263,16 @@ def test_other_sums_and_other_masks_of_weights_are_not_followed() -> None:
     assert found == []
 
 
-class TwiceAttention(SoftAttention):
-    """The same as `SoftAttention`, with half of each head's values at a time."""
+class PiecesAttention(SoftAttention):
+    """Half of each head's values at a time: with the same weights, or others for a half that may be next to nothing."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return torch.cat([(q @ k.transpose(-1, -2) * 0.5).softmax(-1) @ part for part in v.chunk(2, -1)], -1)
-
-
-class TwoAttention(SoftAttention):
-    """Other weights for the second half of the values, which are next to nothing, or nothing."""
-
-    def __init__(self, size: float) -> None:
+    def __init__(self, scale: float = 0.5, size: float = 1.0) -> None:
         super().__init__()
-        self.size = size
+        self.scale, self.size = scale, size
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         (one, two), logits = v.chunk(2, -1), q @ k.transpose(-1, -2)
-        return torch.cat([(logits * 0.5).softmax(-1) @ one, (logits * 0.4).softmax(-1) @ (self.size * two)], -1)
+        return torch.cat([(logits * 0.5).softmax(-1) @ one, (logits * self.scale).softmax(-1) @ (self.size * two)], -1)
 
 
 class DepthAttention(nn.Module):
@@ -299,7 +292,7 @@ class DepthAttention(nn.Module):
 
 def test_products_of_the_same_weights_are_one_call() -> None:
     """With the values of all, as if they had been multiplied at once."""
-    own, twice = (calls_in(Hand(kind(), kind())) for kind in (SoftAttention, TwiceAttention))
+    own, twice = (calls_in(Hand(kind(), kind())) for kind in (SoftAttention, PiecesAttention))
     assert [(call.layer, call.pieces) for call in own] == [(0, 1), (1, 1)]
     assert [(call.layer, call.pieces) for call in twice] == [(0, 2), (1, 2)]
     for one, other in zip(own, twice, strict=True):
@@ -312,8 +305,10 @@ def test_products_of_the_same_weights_are_one_call() -> None:
 
 @pytest.mark.parametrize("size", [1.0, 1e-9, 0.0])
 def test_pieces_with_weights_of_their_own_are_refused(size: float) -> None:
-    with pytest.raises(InputError, match=r"parts.0 \(TwoAttention\) was not understood: it has several pieces, each"):
-        calls_in(Hand(TwoAttention(size)))
+    with pytest.raises(
+        InputError, match=r"parts.0 \(PiecesAttention\) was not understood: it has several pieces, each"
+    ):
+        calls_in(Hand(PiecesAttention(0.4, size)))
 
 
 def test_a_sink_a_query_is_read() -> None:
