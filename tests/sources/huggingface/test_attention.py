@@ -204,6 +204,20 @@ def model(
     return weights, (weights @ v).transpose(1, 2)
 
 
+def wrong(q: Tensor, k: Tensor, v: Tensor, cap: Any, sink: Any, **scale: float) -> dict[str, tuple[Tensor, Tensor]]:
+    """Models that do something else, or see other keys."""
+    fewer, more = EARLIER.clone(), EARLIER.clone()
+    fewer[50, 50], more[50, 51] = False, True
+    each: list[dict[str, Any]] = [
+        {"cap": cap},
+        {"sink": sink},
+        {"mask": fewer},
+        {"mask": more},
+        *([scale] if scale else []),
+    ]
+    return {str(part): model(q, k, v, **part) for part in each}
+
+
 def proved(
     q: Tensor, k: Tensor, v: Tensor, made: tuple[Tensor, Tensor], *, weights: bool = True, **parts: Any
 ) -> Proof:
@@ -223,16 +237,7 @@ def test_in_float32_a_right_model_passes_and_wrong_ones_are_refused(size: float,
     cap, sink = max(2.0, size / 3), torch.linspace(-1, 1, HEADS) + (size if offset else 0)
     proved(q, k, v, model(q, k, v, cap=cap), weights=weights, softcap=cap)
     proved(q, k, v, model(q, k, v, sink=sink), weights=weights, sinks=sink)
-    fewer, more = EARLIER.clone(), EARLIER.clone()
-    fewer[50, 50], more[50, 51] = False, True
-    wrong = {
-        "scale": model(q, k, v, scale=WIDTH**-0.5 * 1.001),
-        "cap": model(q, k, v, cap=cap),
-        "sink": model(q, k, v, sink=sink),
-        "fewer keys": model(q, k, v, mask=fewer),
-        "more keys": model(q, k, v, mask=more),
-    }
-    for what, made in wrong.items():
+    for what, made in wrong(q, k, v, cap, sink, scale=WIDTH**-0.5 * 1.001).items():
         with pytest.raises(InputError, match="the attention of x was not understood"):
             print(what, proved(q, k, v, made, weights=weights))
 
@@ -241,16 +246,7 @@ def test_in_float32_a_right_model_passes_and_wrong_ones_are_refused(size: float,
 def test_in_16_bits_a_right_model_passes_and_wrong_parts_are_refused(dtype: torch.dtype, size: float) -> None:
     q, k, v = drawn(size, dtype)
     assert proved(q, k, v, model(q, k, v)).used < 0.8
-    fewer, more = EARLIER.clone(), EARLIER.clone()
-    fewer[50, 50], more[50, 51] = False, True
-    sink = torch.ones(HEADS, dtype=dtype) * 4
-    wrong = {
-        "cap": model(q, k, v, cap=size / 4),
-        "sink": model(q, k, v, sink=sink),
-        "fewer keys": model(q, k, v, mask=fewer),
-        "more keys": model(q, k, v, mask=more),
-    }
-    for what, made in wrong.items():
+    for what, made in wrong(q, k, v, size / 4, torch.ones(HEADS, dtype=dtype) * 4).items():
         with pytest.raises(InputError, match=r"was not understood.*--dtype float32"):
             print(what, proved(q, k, v, made))
 

@@ -206,14 +206,6 @@ def test_heads_one_by_one_and_positions_in_pieces_are_the_same(name: str, monkey
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("blocks", [1, 3, 7])
-def test_blocks_of_positions_have_the_mean_over_labels(blocks: int) -> None:
-    each, labels = torch.arange(1.0, 15.0).view(2, 7), torch.zeros(2, 7, dtype=torch.long)
-    labels[0, :3] = NONE
-    each = each.masked_fill(labels == NONE, 0)
-    torch.testing.assert_close(outcome.over_labels(each, labels, blocks).mean(1), torch.tensor([5.5, 11.0]))
-
-
 def test_some_of_the_calls() -> None:
     """Any calls, in any order, with nothing before them run but once."""
     for name in ("Llama", "T5", "Albert"):
@@ -449,11 +441,6 @@ def test_heads_without_position_or_frequencies_are_refused_all_together() -> Non
 # ---- estimates -------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def first_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(effects, "_DRAWS", 0)
-
-
 DRAWN = {0: [3, 7, 1, 30, 2, 2, 9, 11, 4, 5, 6, 8], 1: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]}
 
 
@@ -569,12 +556,12 @@ def position_outputs(name: str) -> list[Tensor | None]:
     return [None if number == 1 else each for number, each in enumerate(found)]
 
 
-@pytest.mark.usefixtures("first_order")
 def test_estimates_of_taking_position_are_derivatives_on_the_way_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Against central differences of passes in which a head is moved by a step, norms being float32 inside; NaN where a
     head has no position."""
     name, step = "Llama", 1e-2
     model, calls, instead = model_of(name, torch.float64), calls_of(name), position_outputs(name)
+    monkeypatch.setattr(effects, "_DRAWS", 0)
     monkeypatch.setattr(effects, "_without_position", lambda *_: instead)
     found = head_estimates(model, inputs_of(model), calls, of="position")
     anatomy = anatomy_of(model)
