@@ -324,6 +324,8 @@ def test_wrong_choices_are_refused() -> None:
         frequency_use(trace_of(model_of("rope"))).massive(9)
     with pytest.raises(InputError, match=r"^rotation must not be set with a trace"):
         frequency_use(trace_of(model_of("rope")), rotation=torch.ones(2))
+    with pytest.raises(InputError, match=r"pairs must fit the dimensions .*, got 4"):
+        rotary_offsets(*offset_case(0), 4, pairing="interleaved")
     case: dict[str, Any] = dict.fromkeys(("q", "k"), torch.ones(2, 4, 3))
     for field, value in (("window", 0), ("k", None), ("counted", "used")):
         with pytest.raises(InputError, match=f"^{field}(:| must) "):
@@ -372,9 +374,3 @@ def test_rotary_offsets_are_what_a_loop_finds(seed: int, length: int) -> None:
     torch.testing.assert_close(found.angle, angle, rtol=1e-5, atol=1e-6)
     assert ((found.strength >= 0) & (found.strength <= 1 + 1e-12)).all()
     assert torch.isnan(rotary_offsets(0 * q, k, 3, pairing="interleaved").strength).all()
-
-
-def test_more_pairs_than_there_are_dimensions() -> None:
-    q, k = offset_case(0)
-    with pytest.raises(InputError, match=r"pairs must fit the dimensions .*, got 4"):
-        rotary_offsets(q, k, 4, pairing="interleaved")

@@ -33,7 +33,7 @@ from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 from toeplens.sources.decoder.gradients import DecoderGradients
 
-LAYERS, HEADS, LENGTH, COUNT, CLASSES = 2, 2, 6, 24, 5
+LAYERS, HEADS, LENGTH, COUNT = 2, 2, 6, 24
 SIZES = {**SMALL, "d_model": 16, "d_ff": 12, "num_heads": HEADS}
 NEVER = ("nope", "alibi", "t5", "relative-table")  # W_Q and W_K of the first layer cannot move P
 CAN = ("rope", "sinusoidal", "rope-absolute", "mla")

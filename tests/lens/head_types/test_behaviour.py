@@ -402,19 +402,15 @@ def test_an_encoding_that_does_not_fit_is_refused() -> None:
         frequency_use(q, k, rotation=encoding_of("shaw"))
 
 
-THETA = torch.tensor([1.3, 0.4], dtype=torch.float64)
-
-
 def case_of(length: int = 5, **others: Any) -> dict[str, Any]:
-    made = torch.Generator().manual_seed(1)
-    q, k = torch.randn(2, 2, length, 4, generator=made, dtype=torch.float64).unbind(0)
-    return {"q": q, "k": k + 0.7, "rotation": THETA, "pairing": "interleaved", **others}
+    case = random_case(length, **others)
+    return case | {name: case[name][0] for name in ("q", "k")}
 
 
 def logits_of(case: dict[str, Any], head: int, i: int, order: tuple[int, ...]) -> np.ndarray:
     """The logits of one causal query with the key of order[j] at position j, turned pair by pair."""
-    q = torch.view_as_complex(case["q"][head, i].reshape(2, 2)).numpy()
-    k = torch.view_as_complex(case["k"][head].reshape(-1, 2, 2)).numpy()
+    q = torch.view_as_complex(case["q"][head, i].reshape(-1, 2)).numpy()
+    k = torch.view_as_complex(case["k"][head].reshape(len(case["bias"]), -1, 2)).numpy()
     theta = case["rotation"].numpy()
     made = [(q * k[m].conj() * np.exp(1j * (i - j) * theta)).sum().real for j, m in enumerate(order)]
     return np.array(made) + case["bias"].numpy()[i - np.arange(i + 1)]

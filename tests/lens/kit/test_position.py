@@ -40,11 +40,6 @@ def trace_of(encoding: str = "rope", protocol: str = "paper", lengths: Tensor | 
     return AttentionTrace(DecoderSource(model_of(encoding, protocol)), tokens(), lengths)
 
 
-def covariance(a: list[float], b: list[float]) -> float:
-    mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)
-    return sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True)) / len(a)
-
-
 def mean_keys(layer: LayerTrace, part: Tensor | None, fold: int) -> tuple[dict[int, Tensor], Tensor | float]:
     """The mean key [H, d] at each position that the fold reaches; and the mean content, where it is known."""
     present = layer.present.tolist()
@@ -86,7 +81,7 @@ def written_out(layer: LayerTrace, part: Tensor | None, rows: Tensor | None) -> 
                 ]
                 if len(keys) > 1:
                     effects = [[whole[fold][b][head][i][j] for j in keys] for fold in (one, two)]
-                    values.append(covariance(*effects))
+                    values.append(np.cov(effects, bias=True)[0, 1])
         result.append(sum(values) / len(values))
     return result
 

@@ -29,9 +29,7 @@ both_protocols = pytest.mark.parametrize("protocol", ["paper", "released"])
 
 
 @cache
-def model_of(encoding: str = "rope", protocol: str = "paper", readout: str | None = None) -> Decoder:
-    """A decoder in float64 with random weights everywhere, so that every gradient is something."""
-    switches: dict[str, Any] = {} if readout is None else {"readout": readout}
+def model_of(encoding: str = "rope", protocol: str = "paper", **switches: Any) -> Decoder:
     return decoder(seed=3, noise=0.3, encoding=encoding, protocol=protocol, dropout=0.1, **SIZES, **switches)
 
 

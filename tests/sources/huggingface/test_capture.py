@@ -26,11 +26,9 @@ from toeplens.sources.huggingface import (
     captured,
     compared,
     compared_changed,
-    rotation,
     trace,
 )
 from toeplens.sources.huggingface.model import NOBODY, OBSERVER, table
-from toeplens.sources.huggingface.rotation import find_rotation
 from toeplens.studies import audit
 
 FALCON = {name: size for name, size in models.SIZES.items() if name != "intermediate_size"}
@@ -373,42 +371,6 @@ def test_fused_attention_that_is_another_is_not_gone_on_with(way: str, monkeypat
     for call, before in zip(models.calls_in(model), whole, strict=True):
         assert call.weights is not None
         torch.testing.assert_close(call.heads, before.heads, atol=1e-6, rtol=1e-6)
-
-
-def rotated(
-    tokens: int, rounding: torch.dtype = torch.float32
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
-    """Queries and keys before and after three pairs are turned, the third of nothing; and the positions."""
-    made, positions = torch.Generator().manual_seed(2), 5 + torch.arange(tokens)
-    angles = positions[:, None] * torch.tensor([1.0, 0.1, 0.003], dtype=torch.float64)
-    cos, sin = (x.to(rounding).float() for x in (angles.cos(), angles.sin()))
-    both = []
-    for heads in (4, 2):
-        x = torch.randn(2, heads, tokens, 6, generator=made)
-        x[..., 2::3] = 0
-        a, b = x.chunk(2, -1)
-        both.append((x, torch.cat((a * cos - b * sin, a * sin + b * cos), -1)))
-    return both[0], both[1], positions.unsqueeze(0)
-
-
-@pytest.mark.parametrize("rounding", [torch.float32, torch.bfloat16])
-def test_frequencies_of_long_inputs_are_read_from_near_to_far(rounding: torch.dtype) -> None:
-    """Neighbours alone would leave the slope off by turns at the end."""
-    tokens = 30_000
-    found = find_rotation(*rotated(tokens, rounding), rounding=rounding)
-    assert len(found.frequencies) == 2
-    wrong = (found.frequencies - torch.tensor([1.0, 0.1], dtype=torch.float64)).abs()
-    assert float(wrong.max()) * tokens < 0.02
-
-
-@pytest.mark.parametrize("token", [0, 20, 33, 59])
-def test_a_token_that_is_turned_otherwise_is_noticed(token: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it is read or not."""
-    monkeypatch.setattr(rotation, "_READ", 10)
-    q, k, positions = rotated(60)
-    k[1][:, :, token] *= -1
-    with pytest.raises(NoForm, match="rotation: it"):
-        find_rotation(q, k, positions)
 
 
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPT2LMHeadModel", "BertModel", "LlamaModel", "T5Model"])

@@ -441,12 +441,9 @@ def test_heads_without_position_or_frequencies_are_refused_all_together() -> Non
 # ---- estimates -------------------------------------------------------------------------------------------------------
 
 
-DRAWN = {0: [3, 7, 1, 30, 2, 2, 9, 11, 4, 5, 6, 8], 1: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]}
-
-
 def given_labels(labels: Tensor, draws: int) -> list[Tensor]:
     """Labels as if drawn: other ones in every draw."""
-    own = torch.tensor([DRAWN[0], DRAWN[1]])[:, : labels.shape[1]]
+    own = torch.tensor([[3, 7, 1, 30, 2, 2, 9, 11, 4, 5, 6, 8], [*range(1, 13)]])[:, : labels.shape[1]]
     return [torch.where(labels == NONE, NONE, (own + 5 * draw) % 31) for draw in range(draws)]
 
 

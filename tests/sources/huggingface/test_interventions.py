@@ -38,10 +38,7 @@ SEVERAL = [
     Change(layer=0, heads=(2, 3), speed=0.0),
     Change(layer=1, bands=BandControl(silent=(3,))),
 ]
-WIDE = {
-    "StableLmForCausalLM",
-    "GPTNeoXForCausalLM",
-}  # whose rotation, of a quarter of the dimensions, has else one pair
+WIDE = {"StableLmForCausalLM", "GPTNeoXForCausalLM"}  # whose rotation, of a quarter of the width, has else one pair
 
 
 @pytest.mark.parametrize("kind", ways.ALL)

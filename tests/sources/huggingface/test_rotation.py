@@ -12,7 +12,7 @@ from tests.sources.huggingface.models import GROUPED, TOKENS, Hand, SoftAttentio
 from torch import Tensor, nn
 
 from toeplens.lens import NoForm
-from toeplens.sources.huggingface import AttentionCall
+from toeplens.sources.huggingface import AttentionCall, rotation
 from toeplens.sources.huggingface.rotation import find_rotation
 
 ANGLES = torch.arange(TOKENS)[:, None] * torch.tensor([1.0, 0.1])
@@ -263,3 +263,38 @@ def test_pairs_too_slow_for_a_low_precision_are_the_tables() -> None:
     assert bool(call.rotation.tabled[-1]) == bool(call.rotation.tabled.any())
     wanted = torch.tensor([1, 0.1, 0.01, 0.001], dtype=torch.float64)
     torch.testing.assert_close(call.rotation.frequencies, wanted, atol=1e-3, rtol=0)
+
+
+def rotated(
+    tokens: int, rounding: torch.dtype = torch.float32
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
+    """Queries and keys before and after three pairs are turned, the third of nothing; and the positions."""
+    made, positions = torch.Generator().manual_seed(2), 5 + torch.arange(tokens)
+    angles = positions[:, None] * torch.tensor([1.0, 0.1, 0.003], dtype=torch.float64)
+    cos, sin = (x.to(rounding).float() for x in (angles.cos(), angles.sin()))
+    both = []
+    for heads in (4, 2):
+        x = torch.randn(2, heads, tokens, 6, generator=made)
+        x[..., 2::3] = 0
+        both.append((x, turned(x, cos, sin)))
+    return both[0], both[1], positions.unsqueeze(0)
+
+
+@pytest.mark.parametrize("rounding", [torch.float32, torch.bfloat16])
+def test_frequencies_of_long_inputs_are_read_from_near_to_far(rounding: torch.dtype) -> None:
+    """Neighbours alone would leave the slope off by turns at the end."""
+    tokens = 30_000
+    found = find_rotation(*rotated(tokens, rounding), rounding=rounding)
+    assert len(found.frequencies) == 2
+    wrong = (found.frequencies - torch.tensor([1.0, 0.1], dtype=torch.float64)).abs()
+    assert float(wrong.max()) * tokens < 0.02
+
+
+@pytest.mark.parametrize("token", [0, 20, 33, 59])
+def test_a_token_that_is_turned_otherwise_is_noticed(token: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it is read or not."""
+    monkeypatch.setattr(rotation, "_READ", 10)
+    q, k, positions = rotated(60)
+    k[1][:, :, token] *= -1
+    with pytest.raises(NoForm, match="rotation: it"):
+        find_rotation(q, k, positions)
