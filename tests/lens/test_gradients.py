@@ -246,9 +246,6 @@ def test_the_drift_is_the_change_over_a_small_step_against_the_gradient(encoding
     assert found.examples == COUNT - 3
 
 
-# ---- margins ---------------------------------------------------------------------------------------------------------
-
-
 def test_margins_by_hand() -> None:
     found = margins(np.array([[1.0, 6.0, 3.0], [2.0, 0.5, 1.0], [4.0, 4.0, 1.0]]))
     assert found.ratio.tolist() == [2.0, 2.0, 1.0]

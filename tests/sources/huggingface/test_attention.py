@@ -209,7 +209,8 @@ def wrong(q: Tensor, k: Tensor, v: Tensor, cap: Any, sink: Any) -> Iterator[tupl
     """What models make that do something else, or see other keys."""
     fewer, more = EARLIER.clone(), EARLIER.clone()
     fewer[50, 50], more[50, 51] = False, True
-    for part in ({"cap": cap}, {"sink": sink}, {"mask": fewer}, {"mask": more}):
+    parts: list[dict[str, Any]] = [{"cap": cap}, {"sink": sink}, {"mask": fewer}, {"mask": more}]
+    for part in parts:
         yield model(q, k, v, **part)
 
 
