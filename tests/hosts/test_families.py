@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.hosts.families import FAMILIES, ROTATING, TABLES
 from tests.sources.huggingface.models import GPT, INPUTS, calls_in, padded_inputs, tiny
+from tests.sources.huggingface.test_frames import FRAMES, WIDTH, conformer, waves
 from torch import Tensor
 
 from toeplens import hosts
@@ -158,3 +159,30 @@ def test_attention_that_does_more_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     )
     with pytest.raises(InputError, match="does more than queries, keys and mask say"):
         hosts.install(model, "alibi")
+
+
+@pytest.mark.parametrize("kind", ["rotary", "relative"])
+def test_on_waveforms_too_it_is_the_model_with_its_own_stopped(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wav2Vec2-Conformer's rotation, or its relative positions, stopped by their own means."""
+    model, inputs = conformer(kind, "Wav2Vec2ConformerForCTC"), waves(2)
+    plain, encoder = logits(model, inputs), model.wav2vec2_conformer.encoder
+    with monkeypatch.context() as patch:
+        if kind == "rotary":
+            cos, sin = encoder.embed_positions(torch.zeros(2, FRAMES, WIDTH))
+            still = torch.stack((torch.ones_like(cos), torch.zeros_like(sin)))
+            patch.setattr(encoder.embed_positions, "forward", lambda x: still)
+        else:
+            for layer in encoder.layers:
+                patch.setattr(layer.self_attn.linear_pos.weight, "data", torch.zeros(WIDTH, WIDTH))
+        wanted = logits(model, inputs)
+    hosts.install(model, "nope")
+    assert apart(logits(model, inputs), wanted) <= TOLERANCE
+    assert apart(plain, wanted) > 1e-4
+    hosts.uninstall(model)
+    assert logits(model, inputs).equal(plain)
+
+
+def test_other_models_without_tokens_are_refused() -> None:
+    model = tiny("ViTModel", image_size=32, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+    with pytest.raises(InputError, match=r"^model: ViTModel takes pixel_values .* only Wav2Vec2-Conformer"):
+        hosts.install(model, "rope")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
+from hypothesis import strategies as st
+from scipy.stats import entropy
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -13,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from toeplens.lens import Batch
 from toeplens.model import Decoder, decoder_config
 
+FREQUENCIES = (0.0, math.pi, 2 * math.pi, -math.pi, 1e-9, 1e-4, 0.01, 0.3, 1.0, 1.0, 2.5, -0.7)
 SMALL = {"vocab_size": 9, "num_classes": 5, "d_model": 24, "d_ff": 20, "num_layers": 2, "num_heads": 3, "max_len": 8}
 
 
@@ -58,6 +63,25 @@ def split(batch: Batch, size: int) -> list[Batch]:
 
 
 @torch.no_grad()
+def answered(model: Decoder, batch: Batch, *, ignored: int) -> Batch:
+    """The same texts, two labels in three being what the model answers; of some the labels do not count."""
+    tokens, labels, lengths = batch
+    answers = model(tokens, lengths).argmax(-1)
+    answers[::3] = labels[::3]
+    answers[torch.randperm(len(tokens), generator=torch.Generator().manual_seed(1))[:ignored]] = -100
+    return tokens, answers, lengths
+
+
+def per_example(metric: str, logits: Tensor, intact: Tensor, labels: Tensor) -> np.ndarray:
+    """The metric of each example that counts, from its definition."""
+    rows = [b for b in range(len(labels)) if labels[b] >= 0]
+    p, q = (np.exp(x.log_softmax(-1).numpy()) for x in (intact, logits))
+    if metric == "accuracy":
+        return np.array([float(q[b].argmax() == labels[b]) for b in rows])
+    return np.array([-np.log(q[b][labels[b]]) if metric == "loss" else entropy(p[b], q[b]) for b in rows])
+
+
+@torch.no_grad()
 def with_heads(model: Decoder, batch: Batch, given: dict[tuple[int, int], Tensor | int]) -> Tensor:
     """The whole model run anew; hooks put outputs [b, N, d] into heads' slices of the INPUT of each projection."""
     tokens, _, lengths = batch
@@ -96,6 +120,38 @@ def share_by_hand(part: Tensor, total: Tensor, seen: Tensor) -> tuple[Tensor, Te
         x, y = x - x.mean(-1, keepdim=True), y - y.mean(-1, keepdim=True)
         found.append((x * y).sum(-1) / y.square().sum(-1))
     return found[0], found[1]
+
+
+@st.composite
+def attention_cases(draw: st.DrawFn, least: int = 2) -> dict[str, Any]:
+    """Any input that `behaviour` and `frequency_use` take of tensors; a query may see at least ``least - 1`` keys."""
+    heads, groups, count = draw(st.sampled_from([(1, 1, 2), (2, 1, 1), (4, 2, 1), (2, 2, 2)]))
+    length, width = draw(st.integers(least, 8)), draw(st.integers(1, 6))
+    made = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=made, dtype=torch.float64)
+
+    causal, pairs = draw(st.booleans()), draw(st.integers(0, width // 2))
+    rows = draw(st.sampled_from([1, heads]))
+    picked = draw(st.lists(st.sampled_from(FREQUENCIES), min_size=rows * pairs, max_size=rows * pairs))
+    places = draw(st.sampled_from([None, (length, width), (groups, length, width), (count, groups, length, width)]))
+    bias = draw(st.sampled_from([(), (1,), (heads,), (count, heads), (1, 1)]))
+    ends = (length, length) if len(bias) == 2 else (length if causal else 2 * length - 1,)
+    return {
+        "q": normal(count, heads, length, width),
+        "k": normal(count, groups, length, width) + 2 * normal(groups, 1, width),
+        "rotation": torch.tensor(picked, dtype=torch.float64).reshape(rows, pairs) if pairs else None,
+        "pairing": draw(st.sampled_from(["interleaved", "half"])),
+        "layout": "bhnd",
+        "bias": normal(*bias, *ends) + 3 if bias else None,  # by offset, or by query and position
+        "k_position": None if places is None else normal(*places),
+        "causal": causal,
+        "window": draw(st.sampled_from([None, None, *range(least - 1, 6), 9])),
+        "chunk": draw(st.sampled_from([None, None, *range(least - 1, 4), 5, 9])),
+        "scale": draw(st.sampled_from([1.0, 0.5])),
+        "lengths": torch.tensor([length, *draw(st.lists(st.integers(0, length), min_size=1, max_size=1))][:count]),
+    }
 
 
 class largest(TorchDispatchMode):  # noqa: N801

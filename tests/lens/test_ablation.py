@@ -1,9 +1,11 @@
-"""Head ablation, whatever takes a head's place and however harm is counted: the whole model, edited and run anew."""
+"""Head ablation is the whole model, edited and run anew; attribution is the derivative it says it is."""
 
 from __future__ import annotations
 
+import copy
 import importlib
 import itertools
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -12,22 +14,34 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import entropy
+from scipy.stats import linregress, spearmanr
 from tests.builders import wrong_types
 from tests.lens import models
-from tests.lens.models import logits_without, loud_decoder, split, with_heads
+from tests.lens.models import answered, logits_without, loud_decoder, per_example, split, with_heads
 from torch import Tensor
 from torch.nn import functional as F
 
 from toeplens.ground import InputError
-from toeplens.lens import Batch, ablate_heads, bootstrap_means
+from toeplens.lens import Batch, HeadAblation, bootstrap_means
+from toeplens.lens import ablation as sets
+from toeplens.lens.ablation import (
+    BAR,
+    SAMPLE,
+    EstimateCheck,
+    ablate_heads,
+    check_estimates,
+    cumulative_ablation,
+    head_sets,
+    sample_heads,
+    sufficient_set,
+)
 from toeplens.lens.kit.interventions import Intervention, counts, donors, losses, outcomes, replacements
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 
 replaying = importlib.import_module("toeplens.sources.decoder.source")
 
-LAYERS, HEADS, LENGTH, CLASSES, COUNT = 2, 3, 6, 5, 9
+LAYERS, HEADS, LENGTH, COUNT = 2, 3, 6, 9
 SIZES = models.SMALL
 NAMES = ("nope", "sinusoidal", "t5", "alibi", "rope", "rope-absolute", "mla", "fox", "urpe", "path")
 # the released phase table is no rotation and the shared query is another projection
@@ -38,8 +52,9 @@ VARIANTS: dict[str, dict[str, Any]] = {name: {"encoding": name} for name in NAME
         "encoding_options": {"rotary_query": "shared", "latent_norm": False, "phase_table": "released"},
     },
 }
+EVERY = ("zero", "mean", "resample", "position")
 both_protocols = pytest.mark.parametrize("protocol", ["paper", "released"])
-every_intervention = pytest.mark.parametrize("intervention", ["zero", "mean", "resample", "position"])
+every_intervention = pytest.mark.parametrize("intervention", EVERY)
 
 
 def decoder(variant: str = "rope", protocol: str = "paper", **fields: Any) -> Decoder:
@@ -112,15 +127,6 @@ def instead(model: Decoder, batch: Batch, intervention: str, seed: int = 0) -> l
     return [layer[other] for layer in z]
 
 
-def per_example(metric: str, logits: Tensor, intact: Tensor, labels: Tensor) -> np.ndarray:
-    """The metric of each example that counts, from its definition."""
-    rows = [b for b in range(COUNT) if labels[b] >= 0]
-    p, q = (np.exp(x.log_softmax(-1).numpy()) for x in (intact, logits))
-    if metric == "accuracy":
-        return np.array([float(q[b].argmax() == labels[b]) for b in rows])
-    return np.array([-np.log(q[b][labels[b]]) if metric == "loss" else entropy(p[b], q[b]) for b in rows])
-
-
 def check(model: Decoder, batch: Batch, intervention: Intervention, metric: Any, cumulative: bool = True) -> None:
     """Drops, baseline and cumulative values are those of the whole model run anew (float64, 1e-10)."""
     labels = batch[1]
@@ -153,7 +159,6 @@ def check(model: Decoder, batch: Batch, intervention: Intervention, metric: Any,
         assert (found.metric, found.intervention, found.method) == ("accuracy", intervention, "exact")
 
 
-EVERY = ("zero", "mean", "resample", "position")
 CASES = (
     [(name, "paper", way, "loss", way == "zero") for name in VARIANTS for way in ("zero", "position")]
     + [(name, "released", way, "loss", way == "zero") for name in ("rope", "mla") for way in EVERY]
@@ -161,6 +166,10 @@ CASES = (
     + [("rope", "paper", way, metric, True) for way in EVERY for metric in ("accuracy", "loss", "kl")]
     + [("mla-released", "released", "zero", "loss", True)]
 )
+
+
+def source(variant: str = "rope", protocol: str = "paper", **fields: Any) -> DecoderSource:
+    return DecoderSource(decoder(variant, protocol, **fields))
 
 
 @pytest.mark.parametrize(("variant", "protocol", "intervention", "metric", "cumulative"), CASES)
@@ -196,9 +205,6 @@ def test_heads_of_several_layers_change_as_in_one_pass_with_gains(
         torch.testing.assert_close(logits, plain, rtol=0, atol=1e-10)
 
 
-# ---- donors ---------------------------------------------------------------------------------------------------------
-
-
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=30), st.integers(0, 9))
 def test_everyone_has_a_donor_of_the_same_length_where_there_is_one(lengths: list[int], seed: int) -> None:
     found = donors(np.array(lengths), seed)
@@ -222,28 +228,46 @@ def test_one_example_has_no_donor() -> None:
         ablate_heads(DecoderSource(decoder()), [(tokens, labels, lengths)], intervention="resample")
 
 
-# ---- gains, examples, and what is known beforehand -------------------------------------------------------------------
-
-
-def test_dropout_is_off_and_nothing_stays_changed_in_the_model() -> None:
+@pytest.mark.parametrize("method", ["exact", "attribution"])
+def test_dropout_is_off_and_nothing_stays_changed_in_the_model(method: Any) -> None:
     model = decoder(dropout=0.5).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    first, second = (ablate_heads(DecoderSource(model), [examples()], bootstrap=5) for _ in range(2))
+    with torch.no_grad():
+        first, second = (
+            ablate_heads(DecoderSource(model), [examples()], metric="loss", method=method, bootstrap=5)
+            for _ in range(2)
+        )
     assert first.to_dict() == second.to_dict()
     assert not model.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("intervention", ["zero", "mean", "position"])
+def test_a_model_in_half_precision_is_ablated(intervention: Intervention) -> None:
+    """To bfloat16's 8 bits of the loss; several heads at once, too."""
+    model, batch = models.decoder(seed=1, noise=0.3, encoding="rope", **SIZES).bfloat16(), examples(padded=False)
+    exact, found = (
+        ablate_heads(DecoderSource(each), [batch], metric="loss", intervention=intervention)
+        for each in (copy.deepcopy(model).double(), model)
+    )
+    assert abs(exact.drops).max() > 0.1
+    assert abs(found.drops - exact.drops).max() < 0.02
+    assert abs(found.cumulative - exact.cumulative).max() < 0.03
+
+
+def test_gains_that_differ_in_float64_alone_are_different_copies() -> None:
+    given, (tokens, _, lengths) = source(), examples()
+    gains = torch.ones(2, HEADS, dtype=torch.float64)
+    gains[1, 2] += 1e-9
+    one, other = given.replay(next(iter(given.states(tokens, lengths))), gains)
+    assert 0 < float((one - other).abs().max()) < 1e-7
 
 
 @cache
-def standing() -> tuple[Decoder, Batch]:
-    """A model, and texts of which two labels in three are what it answers."""
-    model, (tokens, _, lengths) = decoder(), models.examples(60, LENGTH)
-    with torch.no_grad():
-        labels = model(tokens, lengths).argmax(-1)
-    draw = torch.Generator().manual_seed(1)
-    labels[::3] = torch.randint(0, CLASSES, (20,), generator=draw)
-    labels[torch.randperm(60, generator=draw)[:7]] = -100
-    return model, (tokens, labels, lengths)
+def standing(protocol: str = "paper", seed: int = 0) -> tuple[Decoder, Batch]:
+    model = decoder(protocol=protocol, seed=seed)
+    return model, answered(model, models.examples(60, LENGTH), ignored=7)
 
 
 def test_intervals_are_the_paired_bootstrap_of_the_answers():
@@ -261,9 +285,6 @@ def test_intervals_are_the_paired_bootstrap_of_the_answers():
     assert np.array_equal(found.high.ravel(), high)
     assert (found.low <= found.drops).all()
     assert (found.drops <= found.high).all()
-
-
-# ---- interrupted and resumed -----------------------------------------------------------------------------------------
 
 
 class Stop(Exception):
@@ -321,7 +342,155 @@ def test_stopped_between_two_batches_and_gone_on_with_it_ends_the_same(stop_at: 
     assert again.passes == 0
 
 
-# ---- records and refusals -------------------------------------------------------------------------------------------
+# ---- attribution, and the check of its estimates ---------------------------------------------------------------------
+
+
+def attributed(given: DecoderSource, batches: list[Batch], intervention: Intervention, **options: Any) -> HeadAblation:
+    return ablate_heads(given, batches, metric="loss", method="attribution", intervention=intervention, **options)
+
+
+@pytest.mark.parametrize(
+    ("variant", "protocol", "intervention"),
+    [("rope", "paper", way) for way in EVERY]
+    + [("rope", "released", "position"), ("fox", "paper", "zero"), ("mla", "paper", "mean")],
+)
+def test_attribution_is_the_loss_s_derivative_by_each_head_s_gain(
+    variant: str, protocol: str, intervention: Intervention
+) -> None:
+    """Against central differences of the exact engine, float64, 1e-5 of the largest."""
+    given, one, h = source(variant, protocol), examples(), 1e-6  # no ReLU turns within it
+    tokens, labels, lengths = one
+    counted = labels >= 0
+    other = replacements(given, [one], intervention, 0)(0)
+    slopes = np.empty((LAYERS, HEADS))
+    steps = 1 + h * torch.cat((torch.eye(HEADS), -torch.eye(HEADS))).double()
+    for layer, state in enumerate(given.states(tokens, lengths)):
+        own = [other[layer]] if isinstance(other, list) else other
+        logits = given.replay(state, steps, own)[:, counted]
+        losses = [F.cross_entropy(row, labels[counted]).item() for row in logits]
+        slopes[layer] = (np.array(losses[:HEADS]) - np.array(losses[HEADS:])) / (2 * h)
+    found = attributed(given, [one], intervention)
+    assert np.abs(slopes).max() > 1e-2
+    np.testing.assert_allclose(found.drops, -slopes, rtol=0, atol=1e-5 * np.abs(slopes).max())
+
+
+@every_intervention
+def test_baseline_and_counts_are_those_of_the_exact_ablation(intervention: Intervention) -> None:
+    given = source()
+    exact = ablate_heads(given, [examples()], metric="loss", intervention=intervention)
+    found = attributed(given, [examples()], intervention, chance=0.2)
+    assert found.baseline == pytest.approx(exact.baseline, abs=1e-12)
+    assert (found.examples, found.chance, found.metric) == (exact.examples, 0.2, "loss")
+    assert (found.intervention, found.method) == (intervention, "attribution")
+    assert np.isnan(found.cumulative).all()
+    assert (found.low <= found.drops).all()
+    assert (found.drops <= found.high).all()
+    assert HeadAblation.from_dict(found.to_dict()).to_dict() == found.to_dict()
+
+
+@every_intervention
+def test_a_sample_of_heads_is_silenced_exactly_to_check_it(intervention: Intervention) -> None:
+    given = source(num_layers=3, num_heads=12)  # 11 of the 12 in each layer
+    found = attributed(given, [examples()], intervention)
+    exact = ablate_heads(given, [examples()], metric="loss", intervention=intervention, cumulative=False).drops
+    check = found.check
+    assert check is not None
+    assert (len(check.heads), check.of) == (33, 36)
+    np.testing.assert_allclose(check.exact, exact[check.layers, check.heads], rtol=0, atol=1e-12)
+    np.testing.assert_array_equal(check.estimates, found.drops[check.layers, check.heads])
+    assert ablate_heads(given, [examples()], metric="loss").check is None
+
+
+@pytest.mark.parametrize(("metric", "why"), [("accuracy", "has no derivative"), ("kl", "first-order term is 0")])
+def test_other_metrics_are_refused(metric: Any, why: str) -> None:
+    with pytest.raises(InputError, match=f"metric must be 'loss' for attribution .*{why}.*, got '{metric}'"):
+        ablate_heads(source(), [examples()], metric=metric, method="attribution")
+
+
+@wrong_types
+def test_a_source_without_gradients_is_refused() -> None:
+    class Bare:
+        num_layers, num_heads = LAYERS, HEADS
+
+    with pytest.raises(InputError, match="method must not be 'attribution' for Bare"):
+        ablate_heads(Bare(), [examples()], metric="loss", method="attribution")  # type: ignore[arg-type]
+
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(30, 9), (6, 16), (64, 32), (2, 40), (1, 8), (3, 4)])
+def test_each_layer_gives_as_many_heads_and_they_fill_the_ranks(layers: int, heads: int) -> None:
+    estimates = np.argsort(RNG.random((layers, heads)), axis=1).astype(float)  # each value is its rank in the layer
+    sample = sample_heads(estimates)
+    sizes = {len(each) for each in sample}
+    assert sizes == {min(heads, -(-SAMPLE // layers))}
+    assert all(len(set(each.tolist())) == len(each) for each in sample)
+    ranks = np.concatenate([values[each] for values, each in zip(estimates, sample, strict=True)])
+    if layers * heads > SAMPLE:  # no quarter of the ranks is left out or preferred
+        quarters = np.histogram(ranks, bins=4, range=(-0.5, heads - 0.5))[0] / len(ranks)
+        assert (abs(quarters - 0.25) < 0.12).all()
+    else:
+        assert len(ranks) == layers * heads
+
+
+def test_layers_may_differ_in_heads_and_what_has_no_estimate_is_not_drawn() -> None:
+    estimates = [np.array([np.nan, 2.0, 1.0]), np.arange(5.0), np.array([np.nan])]
+    assert [each.tolist() for each in sample_heads(estimates)] == [[1, 2], [0, 1, 2, 3, 4], []]
+    assert check_estimates(estimates, [np.ones(2), np.ones(5), np.ones(0)]).of == 7
+
+
+def test_ranks_and_slope_are_scipy_s() -> None:
+    estimates = RNG.normal(size=(6, 16))
+    truth = 3 * estimates + RNG.normal(size=(6, 16))
+    found = check_estimates(estimates, [truth[i][heads] for i, heads in enumerate(sample_heads(estimates))])
+    x, y = estimates[found.layers, found.heads], truth[found.layers, found.heads]
+    assert found.estimates == tuple(x)
+    assert found.exact == tuple(y)
+    assert found.rank_correlation == pytest.approx(spearmanr(x, y).statistic, abs=1e-12)
+    mirrored = linregress(np.concatenate((x, -x)), np.concatenate((y, -y)))  # a line through the origin
+    assert found.slope == pytest.approx(mirrored.slope, abs=1e-12)
+    assert (len(found.heads), found.of) == (36, 96)
+
+
+def checked(estimates: Any, exact: Any) -> EstimateCheck:
+    estimates = np.array([estimates], dtype=float)
+    return check_estimates(estimates, [np.array(exact, dtype=float)], [np.arange(estimates.size)])
+
+
+def test_the_verdict_names_what_holds() -> None:
+    few = checked([1, 2, 3], [1, 2, 3])
+    assert not few.holds
+    assert "fewer than 4 heads" in few.words
+    assert checked([1, 2, 3, 4], [1, 2, 3, 4]).holds
+    rising = np.arange(1.0, 11)
+    assert checked(rising, 1.2 * rising).words == (
+        "10 of 10 heads were also ablated exactly: rank correlation 1.00, exact effects 1.20 times the estimates; "
+        "the estimates are confirmed."
+    )
+    small = checked(rising, 30 * rising)
+    assert small.holds
+    assert small.words.endswith("30.00 times the estimates; the order of the estimates is right, their size is not.")
+    swapped = rising.copy()
+    swapped[[0, 4]] = swapped[[4, 0]]
+    bad = checked(rising, swapped)
+    assert bad.rank_correlation < BAR
+    assert not bad.holds
+    assert bad.words.endswith("the rank correlation is below 0.9, so do not read the estimates as effects.")
+
+
+@pytest.mark.parametrize("estimates", [np.zeros(10), np.ones(10)])
+def test_equal_estimates_are_no_effects(estimates: np.ndarray) -> None:
+    found = checked(estimates, np.arange(10.0))
+    assert not found.holds
+    assert "rank correlation not defined" in found.words
+    assert found.words.endswith("do not read the estimates as effects.")
+    assert found.to_dict()["rank_correlation"] is None
+
+
+def test_exact_effects_of_other_heads_are_refused() -> None:
+    with pytest.raises(InputError, match=r"exact must have the lengths of the sample, \[4\], got \[3\]"):
+        check_estimates(np.zeros((1, 4)), [np.zeros(3)])
 
 
 @wrong_types
@@ -339,8 +508,6 @@ def test_no_examples_are_refused():
     model, (tokens, labels, lengths) = standing()
     with pytest.raises(InputError, match="at least one example that counts"):
         ablate_heads(DecoderSource(model), [(tokens, torch.full_like(labels, -100), lengths)])
-    with pytest.raises(InputError, match="at least one example that counts"):
-        ablate_heads(DecoderSource(model), [])
 
 
 # ---- models that answer at every token: an example is the mean over its tokens ---------------------------------------
@@ -399,3 +566,127 @@ def test_attribution_is_the_slope_of_the_same_loss(answering: Decoder, labelled:
     moved = losses(DecoderSource(answering).scaled(tokens, None, gains), labels)
     slope = (moved - still)[counts(labels)].mean().detach() / step
     assert found.drops[1, 0] == pytest.approx(float(slope), rel=1e-3)
+
+
+# ---- sets of heads: every point is the whole model run anew without them ---------------------------------------------
+
+
+PLACES = list(itertools.product(range(LAYERS), range(HEADS)))
+
+
+def value(
+    model: Decoder, batch: Batch, silent: Iterable[tuple[int, int]], metric: str = "accuracy", most: int | None = None
+) -> float:
+    """The metric over the first ``most`` examples that count."""
+    changed, intact = (logits_without(model, batch, heads) for heads in (silent, ()))
+    return float(per_example(metric, changed, intact, batch[1])[:most].mean())
+
+
+@cache
+def by_set(protocol: str = "paper", seed: int = 0) -> dict[frozenset[tuple[int, int]], float]:
+    """The accuracy with each set of heads alone, all 2^6 of them."""
+    model, batch = standing(protocol, seed)
+    sets = (frozenset(kept) for size in range(len(PLACES) + 1) for kept in itertools.combinations(PLACES, size))
+    return {kept: value(model, batch, set(PLACES) - kept) for kept in sets}
+
+
+@pytest.mark.parametrize("order", ["greedy", "importance", "random"])
+@pytest.mark.parametrize(
+    ("protocol", "metric", "points"), [("paper", "accuracy", 2), ("paper", "kl", 12), ("released", "loss", 12)]
+)
+def test_every_point_is_the_whole_model_without_these_heads(
+    order: Any, protocol: str, metric: Any, points: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With fewer points than heads, some are left out."""
+    monkeypatch.setattr(sets, "POINTS", points)
+    model, batch = standing(protocol)
+    found = cumulative_ablation(DecoderSource(model), split(batch, 17), order=order, metric=metric)
+    assert found.orders.shape == ((3 if order == "random" else 1), len(PLACES), 2)
+    for heads, curve in zip(found.orders, found.curves, strict=True):
+        assert sorted(map(tuple, heads)) == PLACES
+        plain = [value(model, batch, [tuple(head) for head in heads[:k]], metric) for k in range(len(PLACES) + 1)]
+        assert np.flatnonzero(~np.isnan(curve)).tolist() == ([0, 3, 6] if points == 2 else list(range(7)))
+        np.testing.assert_allclose(curve, np.where(np.isnan(curve), np.nan, plain), rtol=0, atol=1e-10)
+    assert found.baseline == found.curves[0, 0]
+    assert (found.examples, found.metric) == (53, metric)
+
+
+@pytest.mark.parametrize("scored", [64, 7])
+def test_the_greedy_order_takes_the_most_harmful_head_each_time(scored: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal accuracies are told apart by the loss; only the scored examples decide."""
+    model, batch = standing()
+    monkeypatch.setattr(sets, "SCORED", scored)
+    found = cumulative_ablation(DecoderSource(model), split(batch, 17))
+    gone: list[tuple[int, int]] = []
+    for head in map(tuple, found.orders[0]):
+
+        def harm(other: tuple[int, int]) -> tuple[float, float]:
+            silent = [*gone, other]
+            return -value(model, batch, silent, most=scored), value(model, batch, silent, "loss", scored)
+
+        assert head == max((other for other in PLACES if other not in gone), key=harm)
+        gone.append(head)
+
+
+def test_the_order_of_importance_is_that_of_the_single_drops() -> None:
+    model, batch = standing()
+    drops = ablate_heads(DecoderSource(model), [batch], metric="loss", cumulative=False, bootstrap=2).drops
+    found = cumulative_ablation(DecoderSource(model), [batch], order="importance", metric="loss")
+    assert np.array_equal(drops[tuple(found.orders[0].T)], np.sort(drops.ravel())[::-1])
+
+
+def test_random_orders_come_from_the_seed() -> None:
+    model, batch = standing()
+    state = torch.get_rng_state()
+    first, again, other = (
+        cumulative_ablation(DecoderSource(model), [batch], order="random", seed=seed).orders for seed in (0, 0, 1)
+    )
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert not np.array_equal(first[0], first[1])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("keep", [0.5, 0.8, 1.0])
+def test_a_sufficient_set_is_enough_and_none_of_it_can_go(
+    seed: int, keep: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the accuracy of all 64 sets of heads."""
+    model, batch = standing(seed=seed)
+    monkeypatch.setattr(sets, "SCORED", 20)
+    found = sufficient_set(DecoderSource(model), split(batch, 17), chance=0.25, keep=keep)
+    table = by_set(seed=seed)
+    heads = frozenset((int(layer), int(head)) for layer, head in found.heads)
+    need = 0.25 + keep * (table[frozenset(PLACES)] - 0.25) - 1e-9
+    assert found.needed == pytest.approx(need + 1e-9)
+    assert found.accuracy == pytest.approx(table[heads], abs=1e-12)
+    assert table[heads] >= need
+    assert all(table[heads - {head}] < need for head in heads)
+    assert len(heads) >= min(len(kept) for kept, accuracy in table.items() if accuracy >= need)
+
+
+def test_head_sets_hold_what_the_single_functions_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sets, "POINTS", 2)
+    monkeypatch.setattr(sets, "SCORED", 5)
+    model, batch = standing()
+    source, batches = DecoderSource(model), split(batch, 17)
+    found = head_sets(source, batches, chance=0.25, keep=0.8)
+    for name in ("greedy", "importance", "random"):
+        one = cumulative_ablation(source, batches, order=name)  # type: ignore[arg-type]
+        assert np.array_equal(np.atleast_2d(getattr(found, name)), one.curves, equal_nan=True)
+        if name == "greedy":
+            assert found.order == one.orders[0].tolist()
+    enough = sufficient_set(source, batches, chance=0.25, keep=0.8)
+    assert found.sufficient == enough.heads.tolist()
+    assert (found.kept, found.baseline, found.examples) == (enough.accuracy, enough.baseline, enough.examples)
+    assert (found.chance, found.keep) == (0.25, 0.8)
+
+
+@wrong_types
+def test_wrong_choices_of_sets_are_refused() -> None:
+    model, batch = standing()
+    with pytest.raises(InputError, match=r"keep must be over 0 and at most 1, got 0\.0"):
+        sufficient_set(DecoderSource(model), [batch], keep=0.0)
+    with pytest.raises(InputError, match="got 'gredy'; did you mean 'greedy'"):
+        cumulative_ablation(DecoderSource(model), [batch], order="gredy")  # type: ignore[arg-type]

@@ -37,9 +37,6 @@ def one(drops: list[float], **given: Any) -> LayerDeposit:
     return deposit(ablation(drops, **given))[0]
 
 
-# ---- each statistic against its definition --------------------------------------------------------------------------
-
-
 def gini_of_pairs(values: list[float]) -> float:
     """Half the relative mean absolute difference, over all pairs."""
     count, total = len(values), sum(values)
@@ -68,9 +65,6 @@ def test_each_layer_has_its_own():
     found = deposit(ablation([0.8, 0.0], [0.0, 0.1]))
     assert [layer.head for layer in found] == [0, 1]
     assert found == [one([0.8, 0.0]), one([0.0, 0.1])]
-
-
-# ---- kinds ----------------------------------------------------------------------------------------------------------
 
 
 def curve(heads: int, gone_at: int | None, accuracy: float = 0.9) -> list[float]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.lens.models import decoder, share_by_hand
+from tests.lens.models import attention_cases, decoder, share_by_hand
 from torch import Tensor
 
 from toeplens import encodings
@@ -85,6 +85,9 @@ CASES = [
     ("rope", {"protocol": "released"}),
     ("partial-rope", {"encoding_options": {"rotary_pct": 0.5}}),
     ("partial-rope", {"encoding_options": {"heads": 2}}),
+    ("p-rope", {}),
+    ("rope-absolute", {}),
+    ("xpos", {}),
     ("mla", {}),
     ("alibi", {}),
     ("rope-yarn", {}),
@@ -166,36 +169,11 @@ def by_hand_of_tensors(case: dict[str, Any]) -> dict[str, Tensor]:
     )
 
 
-@st.composite
-def tensor_cases(draw: st.DrawFn) -> dict[str, Any]:
-    """Any input that `frequency_use` takes of tensors, that varies."""
-    heads, groups, count = draw(st.sampled_from([(1, 1, 2), (2, 1, 1), (4, 2, 1), (2, 2, 2)]))
-    length, width = draw(st.integers(3, 8)), draw(st.integers(1, 5))
-    made = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=made, dtype=torch.float64)
-
-    causal, rows = draw(st.booleans()), draw(st.sampled_from([0, 1, heads, -1]))
-    ends = (length if causal else 2 * length - 1,)
-    return {
-        "q": normal(count, heads, length, width) + 1,
-        "k": normal(count, groups, length, width) + 2 * normal(groups, 1, width),
-        "rotation": 2 * normal(draw(st.sampled_from([1, heads])), draw(st.integers(0, width // 2))),
-        "pairing": draw(st.sampled_from(["interleaved", "half"])),
-        "layout": "bhnd",
-        "bias": normal(count, 1, length, length) if rows < 0 else normal(rows, *ends) if rows else None,
-        "causal": causal,
-        "window": draw(st.sampled_from([None, None, 2, 3, 4, 5, 9])),
-        "chunk": draw(st.sampled_from([None, None, 2, 3, 5, 9])),
-        "scale": draw(st.sampled_from([1.0, 0.5])),
-        "lengths": torch.tensor([length, draw(st.integers(0, length))])[:count],
-    }
-
-
-@given(tensor_cases(), st.sampled_from([1, 1 << 23]))
+@given(attention_cases(least=3), st.sampled_from([1, 1 << 23]))
 def test_use_of_tensors_by_hand(case: dict[str, Any], at_once: int) -> None:
     """float64, 1e-9; windows, grouped key heads, padding, biases of both kinds, both pairings."""
+    del case["k_position"]
+    case["rotation"] = torch.zeros(1, 0, dtype=torch.float64) if case["rotation"] is None else case["rotation"]
     expected = by_hand_of_tensors(case)
     with patch.object(use, "_AT_ONCE", at_once):
         found = frequency_use(**case)
@@ -346,6 +324,8 @@ def test_wrong_choices_are_refused() -> None:
         frequency_use(trace_of(model_of("rope"))).massive(9)
     with pytest.raises(InputError, match=r"^rotation must not be set with a trace"):
         frequency_use(trace_of(model_of("rope")), rotation=torch.ones(2))
+    with pytest.raises(InputError, match=r"pairs must fit the dimensions .*, got 4"):
+        rotary_offsets(*offset_case(0), 4, pairing="interleaved")
     case: dict[str, Any] = dict.fromkeys(("q", "k"), torch.ones(2, 4, 3))
     for field, value in (("window", 0), ("k", None), ("counted", "used")):
         with pytest.raises(InputError, match=f"^{field}(:| must) "):
@@ -394,9 +374,3 @@ def test_rotary_offsets_are_what_a_loop_finds(seed: int, length: int) -> None:
     torch.testing.assert_close(found.angle, angle, rtol=1e-5, atol=1e-6)
     assert ((found.strength >= 0) & (found.strength <= 1 + 1e-12)).all()
     assert torch.isnan(rotary_offsets(0 * q, k, 3, pairing="interleaved").strength).all()
-
-
-def test_more_pairs_than_there_are_dimensions() -> None:
-    q, k = offset_case(0)
-    with pytest.raises(InputError, match=r"pairs must fit the dimensions .*, got 4"):
-        rotary_offsets(q, k, 4, pairing="interleaved")

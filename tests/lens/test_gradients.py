@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.builders import wrong_types
+from tests.lens import models
 from tests.lens.models import SMALL, decoder, split
 from torch.nn import functional as F
 
@@ -32,7 +33,7 @@ from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 from toeplens.sources.decoder.gradients import DecoderGradients
 
-LAYERS, HEADS, LENGTH, COUNT, CLASSES = 2, 2, 6, 24, 5
+LAYERS, HEADS, LENGTH, COUNT = 2, 2, 6, 24
 SIZES = {**SMALL, "d_model": 16, "d_ff": 12, "num_heads": HEADS}
 NEVER = ("nope", "alibi", "t5", "relative-table")  # W_Q and W_K of the first layer cannot move P
 CAN = ("rope", "sinusoidal", "rope-absolute", "mla")
@@ -44,12 +45,7 @@ def model_of(encoding: str = "rope", protocol: str = "paper") -> Decoder:
 
 
 def examples(*, padded: bool = True, ignored: int = 0, count: int = COUNT) -> Batch:
-    draw = torch.Generator().manual_seed(1)
-    tokens = torch.randint(1, SIZES["vocab_size"], (count, LENGTH), generator=draw)
-    labels = torch.randint(0, CLASSES, (count,), generator=draw)
-    lengths = torch.randint(2, LENGTH + 1, (count,), generator=draw)
-    labels[1 : 1 + ignored] = -100
-    return tokens, labels, lengths if padded else None
+    return models.examples(count, LENGTH, padded=padded, ignored=ignored)
 
 
 def strength_of(vectors: np.ndarray, *, bootstrap: int = 0, seed: int = 0, pieces: int = 1, **options: Any) -> Strength:
@@ -107,9 +103,6 @@ def test_nothing_is_said_of_nothing() -> None:
     without = strength_of(vectors[:, 2:])
     assert np.isnan([without.share_low, without.share_high, without.exponent_low, without.exponent_high]).all()
     assert np.isnan(strength_of(vectors[:9, 2:]).exponent).all()  # one size has no slope
-
-
-# ---- diagonal means --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", ["paper", "released"])
@@ -204,9 +197,6 @@ def test_where_the_first_layers_weights_cannot_move_p_there_is_no_number(encodin
     assert np.isfinite(found.levels["logits"].mean).all()
 
 
-# ---- seed strength ---------------------------------------------------------------------------------------------------
-
-
 def test_it_is_the_strength_of_the_examples_diagonal_means_and_numbers() -> None:
     model, batch = model_of(), examples(ignored=5)
     found = seed_strength(DecoderGradients(model), split(batch, 7), bootstrap=30)
@@ -256,9 +246,6 @@ def test_the_drift_is_the_change_over_a_small_step_against_the_gradient(encoding
     assert found.examples == COUNT - 3
 
 
-# ---- margins ---------------------------------------------------------------------------------------------------------
-
-
 def test_margins_by_hand() -> None:
     found = margins(np.array([[1.0, 6.0, 3.0], [2.0, 0.5, 1.0], [4.0, 4.0, 1.0]]))
     assert found.ratio.tolist() == [2.0, 2.0, 1.0]
@@ -275,9 +262,6 @@ def test_heads_without_a_signal_have_no_margin() -> None:
     assert np.isnan(still.ratio).all()
     with pytest.raises(InputError, match="signal must be at least 0, got -1"):
         margins(np.array([[-1.0, 2.0]]))
-
-
-# ---- records and refusals -------------------------------------------------------------------------------------------
 
 
 @wrong_types

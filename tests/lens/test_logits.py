@@ -14,9 +14,9 @@ from tests.builders import wrong_types
 from tests.lens.models import decoder, share_by_hand
 from torch import Tensor
 
-from toeplens import encodings
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace, LogitParts, NoForm, Shares, decompose
+from toeplens.lens.frequency import frequency_use
 from toeplens.lens.kit.terms import shares_of, written_out_profile
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
@@ -51,24 +51,32 @@ def dense(parts: LogitParts, name: str, layer: LayerTrace) -> Tensor:
 
 
 @pytest.mark.parametrize(("encoding", "protocol"), BOTH)
-def test_the_parts_sum_to_the_models_own_logits(encoding: str, protocol: str) -> None:
-    """float64, 1e-9 of the largest logit; every split that the layer allows."""
+def test_the_parts_sum_to_the_models_own_logits_and_shares_are_their_covariances(encoding: str, protocol: str) -> None:
+    """float64, 1e-9 (of the largest logit); every split that the layer allows."""
     trace = trace_of(model_of(encoding, protocol))
+    one = torch.ones(4, dtype=torch.float64)
     for layer, split in ((0, "input"), (0, "mean"), (1, "mean"), (1, "ablate")):
         found = trace[layer]
         parts = decompose(trace, layer, split=split)  # type: ignore[arg-type]
-        seen, true = visible(found), found.logits()
-        for sequence in range(5):
-            total = parts.matrix("total", sequence)
-            expected = true[sequence].masked_fill(~seen[sequence], 0)
-            torch.testing.assert_close(total, expected, rtol=0, atol=1e-9 * float(expected.abs().max()) + 1e-12)
+        total, seen = dense(parts, "total", found), visible(found)
+        for sequence, true in enumerate(found.logits()):
+            expected = true.masked_fill(~seen[sequence], 0)
+            limit = 1e-9 * float(expected.abs().max()) + 1e-12
+            torch.testing.assert_close(total[sequence], expected, rtol=0, atol=limit)
         assert parts.error < 1e-9
         with_bias = "bias" in parts.names
         for shares in (parts.shares, parts.kinds, None if with_bias else parts.frequency_shares):
             for share in () if shares is None else (shares.logits, shares.softmax):
                 if share.isfinite().all():
-                    one = torch.ones(4, dtype=torch.float64)
                     torch.testing.assert_close(share.sum(-1), one, rtol=0, atol=1e-9)
+        if split != "mean" or layer == 0:
+            continue
+        for index, name in enumerate(parts.names):
+            plain, softmax = share_by_hand(dense(parts, name, found), total, seen)
+            torch.testing.assert_close(parts.shares.logits[:, index], plain, rtol=0, atol=1e-9)
+            torch.testing.assert_close(parts.shares.softmax[:, index], softmax, rtol=0, atol=1e-9)
+        variance = torch.stack([total[:, head][seen].var(unbiased=False) for head in range(4)])
+        torch.testing.assert_close(parts.variance, variance, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("encoding", [*NO_FORM, *NONLINEAR])
@@ -76,21 +84,6 @@ def test_an_encoding_without_the_form_is_refused(encoding: str) -> None:
     said = r"^encoding: .*(content of other tokens|after the softmax|several products|not linear in queries and keys)"
     with pytest.raises(NoForm, match=said):
         decompose(trace_of(model_of(encoding)), 0)
-
-
-@pytest.mark.parametrize(("encoding", "protocol"), BOTH)
-def test_shares_are_covariances_of_the_written_out_matrices(encoding: str, protocol: str) -> None:
-    """float64, 1e-9."""
-    trace = trace_of(model_of(encoding, protocol))
-    parts = decompose(trace, 1)
-    layer = trace[1]
-    total, seen = dense(parts, "total", layer), visible(layer)
-    for index, name in enumerate(parts.names):
-        plain, softmax = share_by_hand(dense(parts, name, layer), total, seen)
-        torch.testing.assert_close(parts.shares.logits[:, index], plain, rtol=0, atol=1e-9)
-        torch.testing.assert_close(parts.shares.softmax[:, index], softmax, rtol=0, atol=1e-9)
-    values = [total[:, head][seen] for head in range(4)]
-    torch.testing.assert_close(parts.variance, torch.stack([v.var(unbiased=False) for v in values]), rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("encoding", ["rope", "mla", "sinusoidal"])
@@ -111,27 +104,22 @@ def test_content_and_position_parts_by_hand(encoding: str) -> None:
     def heads(value: Tensor) -> Tensor:
         return value.unflatten(-1, (4, -1)).transpose(1, 2)
 
-    def queries(value: Tensor, content: bool) -> Tensor:
-        inside = held(value, content)
+    def projected(value: Tensor, content: bool, side: int) -> Tensor:
+        """Queries (side 0) or keys (1) of a part of the input; biases and shift are of the content."""
+        inside, rows = held(value, content), slice(32 * side, 32 * side + 32)
         if encoding != "mla":
-            return heads(inside @ own["qkv.weight"][:32].T + (own["qkv.bias"][:32] if content else 0))
-        latent = inside @ own["down_q.weight"].T
-        true = held(x, True) @ own["down_q.weight"].T
-        latent = latent * (true.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * own["norm_q.weight"]
-        return torch.cat((heads(latent @ own["up_q.weight"].T), heads(latent @ own["rotary_q.weight"].T)), -1)
-
-    def keys(value: Tensor, content: bool) -> Tensor:
-        inside = held(value, content)
-        if encoding != "mla":
-            return heads(inside @ own["qkv.weight"][32:64].T + (own["qkv.bias"][32:64] if content else 0))
-        latent = inside @ own["down_kv.weight"].T
-        true = held(x, True) @ own["down_kv.weight"].T
-        latent = latent * (true.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * own["norm_kv.weight"]
-        rotary = (inside @ own["rotary_k.weight"].T).unsqueeze(1).expand(-1, 4, -1, -1)
-        return torch.cat((heads(latent @ own["up_kv.weight"][:32].T), rotary), -1)
+            return heads(inside @ own["qkv.weight"][rows].T + (own["qkv.bias"][rows] if content else 0))
+        name = ("q", "kv")[side]
+        true = held(x, True) @ own[f"down_{name}.weight"].T
+        latent = inside @ own[f"down_{name}.weight"].T
+        latent = latent * (true.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * own[f"norm_{name}.weight"]
+        still = heads(latent @ own[f"up_{name}.weight"][:32].T)
+        turned = heads(latent @ own["rotary_q.weight"].T) if side == 0 else None
+        shared = (inside @ own["rotary_k.weight"].T).unsqueeze(1).expand(-1, 4, -1, -1)
+        return torch.cat((still, shared if turned is None else turned), -1)
 
     for name, (a, b) in zip(PRODUCTS, itertools.product((True, False), repeat=2), strict=True):
-        q, k = queries(x - p if a else p, a), keys(x - p if b else p, b)
+        q, k = projected(x - p if a else p, a, 0), projected(x - p if b else p, b, 1)
         turned_q, turned_k = (
             layer.encoding.hook("rotate", q, k, layer.positions, layer.positions, seen=None)
             if layer.encoding._seeing
@@ -142,31 +130,14 @@ def test_content_and_position_parts_by_hand(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["rope", "mla", "partial-rope", "xpos", "rope-yarn", "rope-absolute", "p-rope"])
-def test_frequencies_by_hand(encoding: str) -> None:
-    """Re q_t conj(k_t) e^(i delta theta_t), pair by pair, from the encoding's kernel (float64, 1e-8)."""
+def test_frequencies_have_the_shares_of_their_use(encoding: str) -> None:
+    """float64, 1e-8."""
     trace = trace_of(model_of(encoding), None)
-    parts, layer = decompose(trace, 1), trace[1]
-    rotary = layer.encoding
-    assert isinstance(rotary, encodings.Rotary)
+    parts, use = decompose(trace, 1), frequency_use(trace[1])
     assert parts.frequency_shares is not None
-    assert parts.frequencies is not None
-    places = torch.arange(12)
-    kernel = rotary.kernel((places.unsqueeze(1) - places).flatten())
-    assert kernel is not None
-    count, first = kernel.shape[1], rotary.first
-    pairs = (count, 2) if rotary.pairing == "interleaved" else (2, count)
-    q, k = (x[..., first : first + 2 * count].unflatten(-1, pairs) for x in (layer.q, layer.k))
-    q, k = (x if rotary.pairing == "interleaved" else x.transpose(-2, -1) for x in (q, k))
-    z = torch.einsum(
-        "bhit,bhjt->bhtij", torch.view_as_complex(q.contiguous()), torch.view_as_complex(k.contiguous()).conj()
-    )
-    terms = (z * kernel.unflatten(-1, (12, 12))).real * layer.scale
-    total, seen = dense(parts, "total", layer), visible(layer)
+    count = use.frequencies.shape[-1]
     by_frequency = parts.frequency_shares.logits.unflatten(-1, (4, count + 1)).sum(1)
-    for t in range(count):
-        torch.testing.assert_close(
-            by_frequency[:, t + 1], share_by_hand(terms[:, :, t], total, seen)[0], rtol=0, atol=1e-8
-        )
+    torch.testing.assert_close(by_frequency, use.shares.logits[:, : count + 1], rtol=0, atol=1e-8)
     branches = parts.branches()
     assert branches is not None
     torch.testing.assert_close(branches.logits.sum(-1), torch.ones(4, dtype=torch.float64))
@@ -260,9 +231,6 @@ def test_shares_of_rounding_noise_are_no_shares() -> None:
     assert real.logits.tolist() == [[1.0]]
 
 
-# ---- splits and errors ---------------------------------------------------------------------------------------------
-
-
 def test_the_input_split_is_the_added_vector() -> None:
     model = model_of("sinusoidal")
     trace = trace_of(model, None)
@@ -289,7 +257,5 @@ def test_what_is_wrong_is_said_in_one_sentence() -> None:
     trace = trace_of(model_of("rope"))
     with pytest.raises(InputError, match=r"^split must be 'mean' or 'ablate' for layer 1, got 'input'"):
         decompose(trace, 1, split="input")
-    with pytest.raises(InputError, match=r"split must be .*, got 'means'"):
-        decompose(trace, 1, split="means")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"name must be one of content-content.*, got 'bias'"):
         decompose(trace, 1).matrix("bias")

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.lens.models import decoder
+from tests.lens.models import attention_cases, decoder
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -32,7 +32,6 @@ from toeplens.lens.kit.trace import Counted
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 
-FREQUENCIES = (0.0, math.pi, 2 * math.pi, -math.pi, 1e-9, 1e-4, 0.01, 0.3, 1.0, 1.0, 2.5, -0.7)
 SIZES = {"vocab_size": 20, "d_model": 24, "d_ff": 16, "num_layers": 2, "num_heads": 3, "max_len": 16}
 LENGTHS = torch.tensor([8, 5, 1, 7])
 
@@ -99,38 +98,6 @@ def by_hand(case: dict[str, Any]) -> np.ndarray:
     return shares_of(tables)
 
 
-@st.composite
-def cases(draw: st.DrawFn) -> dict[str, Any]:
-    """Any input that `behaviour` takes of tensors."""
-    heads, groups, count = draw(st.sampled_from([(1, 1, 2), (2, 1, 1), (4, 2, 1), (2, 2, 2)]))
-    length, width = draw(st.integers(2, 8)), draw(st.integers(1, 6))
-    made = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=made, dtype=torch.float64)
-
-    causal, pairs = draw(st.booleans()), draw(st.integers(0, width // 2))
-    rows = draw(st.sampled_from([1, heads]))
-    picked = draw(st.lists(st.sampled_from(FREQUENCIES), min_size=rows * pairs, max_size=rows * pairs))
-    places = draw(st.sampled_from([None, (length, width), (groups, length, width), (count, groups, length, width)]))
-    bias = draw(st.sampled_from([(), (1,), (heads,), (count, heads), (1, 1)]))
-    ends = (length, length) if len(bias) == 2 else (length if causal else 2 * length - 1,)
-    return {
-        "q": normal(count, heads, length, width),
-        "k": normal(count, groups, length, width) + 2 * normal(groups, 1, width),
-        "rotation": torch.tensor(picked, dtype=torch.float64).reshape(rows, pairs) if pairs else None,
-        "pairing": draw(st.sampled_from(["interleaved", "half"])),
-        "layout": "bhnd",
-        "bias": normal(*bias, *ends) + 3 if bias else None,  # by offset, or by query and position
-        "k_position": None if places is None else normal(*places),
-        "causal": causal,
-        "window": draw(st.sampled_from([None, None, 1, 2, 3, 4, 5, 9])),
-        "chunk": draw(st.sampled_from([None, None, 1, 2, 3, 5, 9])),
-        "scale": draw(st.sampled_from([1.0, 0.5])),
-        "lengths": torch.tensor([length, *draw(st.lists(st.integers(0, length), min_size=1, max_size=1))][:count]),
-    }
-
-
 def test_a_window_over_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of seven queries, in chunks of three."""
     monkeypatch.setattr(two_way, "CHUNK", 3)
@@ -142,7 +109,7 @@ def shares(found: Behaviour) -> np.ndarray:
     return np.stack([found.positional, found.symbolic, found.interaction])
 
 
-@given(cases(), st.sampled_from([3, 128]), st.sampled_from([1, 2**19]), st.sampled_from([1, 2, 16]))
+@given(attention_cases(), st.sampled_from([3, 128]), st.sampled_from([1, 2**19]), st.sampled_from([1, 2, 16]))
 def test_the_closed_form_is_the_table_written_out(case: dict[str, Any], chunk: int, block: int, step: int) -> None:
     """float64, 1e-8 of the whole variance; with frequencies of 0, pi, 2 pi, nearly 0 and equal ones."""
     counts = [len(seen_by(case, *place)) for place in np.ndindex(len(case["q"]), case["q"].shape[2])]
@@ -239,12 +206,14 @@ ENCODINGS: dict[str, dict[str, Any]] = {
     "xpos": {"encoding": "xpos", "encoding_options": {"scale_base": 16}},  # and its own at every position
     "mla-released": {"encoding": "mla", "encoding_options": {"phase_table": "released", "rotary_dim": 4}},
     "axial-rope": {"encoding": "axial-rope"},
+    "rope-half": {"encoding": "rope", "encoding_options": {"pairing": "half"}},
 }
+ADDITIVE = ("fox", "grape-path", "tupe", "fire", "shaw")
 
 
 @cache
 def model_of(encoding: str, protocol: str) -> Decoder:
-    return decoder(seed=1, protocol=protocol, **SIZES, **ENCODINGS[encoding])
+    return decoder(seed=1, protocol=protocol, **SIZES, **ENCODINGS.get(encoding, {"encoding": encoding}))
 
 
 def trace_of(encoding: str, protocol: str = "paper", **options: Any) -> AttentionTrace:
@@ -327,25 +296,18 @@ def test_known_position_parts_are_those_of_the_input() -> None:
     np.testing.assert_allclose(ablated.positional, whole.positional[:1], rtol=1e-8)
 
 
-@pytest.mark.parametrize("encoding", ["fox", "grape-path", "tupe", "fire", "shaw"])
-def test_a_term_that_reads_the_query_or_gates_is_additive(encoding: str) -> None:
-    """Against tables by the layer; a sum of position and content has an interaction of 0 (Shaw's reads the query)."""
-    with patch.dict(ENCODINGS, {encoding: {"encoding": encoding}}):
-        layer = trace_of(encoding)[0]
-    found = behaviour(layer)
-    np.testing.assert_allclose(shares(found), by_the_layer(layer, torch.zeros_like(layer.k))[:3], rtol=0, atol=1e-8)
-    assert (found.interaction < 1e-12).all()
-    assert (found.positional > 1e-6).all()
-
-
-@pytest.mark.parametrize("encoding", ["path", "pope", "dape", "rerope"])
+@pytest.mark.parametrize("encoding", [*ADDITIVE, "path", "pope", "dape", "rerope"])
 def test_any_logit_of_one_query_and_one_key_has_shares(encoding: str) -> None:
-    """float64, 1e-8, of both layers; permutations of the keys are those of the layer's own logits."""
-    with patch.dict(ENCODINGS, {encoding: {"encoding": encoding}}):
-        trace = trace_of(encoding)
+    """float64, 1e-8, of both layers; a sum of position and content has an interaction of 0 (Shaw's reads the query);
+    permutations of the keys are those of the layer's own logits."""
+    trace = trace_of(encoding)
     for layer in trace:
+        found = behaviour(layer)
         expected = by_the_layer(layer, torch.zeros_like(layer.k))
-        np.testing.assert_allclose(shares(behaviour(layer)), expected[:3], rtol=0, atol=1e-8)
+        np.testing.assert_allclose(shares(found), expected[:3], rtol=0, atol=1e-8)
+        if encoding in ADDITIVE:
+            assert (found.interaction < 1e-12).all()
+            assert (found.positional > 1e-6).all()
     keys = next(movable_from(layer, None, Given()))[2]
     order = torch.tensor([3, 0, 2, 1])
     changed = layer.k.clone()
@@ -391,56 +353,22 @@ def test_a_trace_takes_no_tensors() -> None:
         behaviour(trace_of("rope")[0], split="mean")
 
 
-ENCODED = [
-    ("rope", {}),
-    ("rope", {"pairing": "half"}),
-    ("partial-rope", {"rotary_pct": 0.5}),
-    ("rope-yarn", {}),
-    ("xpos", {}),
-    ("alibi", {}),
-    ("t5", {}),
-    ("nope", {}),
-]
-
-
 def encoding_of(name: str, **options: Any) -> PositionalEncoding:
-    torch.manual_seed(0)
-    made = encodings.build(name, d_model=16, num_heads=2, head_dim=8, max_len=8, **options)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.add_(torch.randn_like(parameter))
-    return made
+    return encodings.build(name, d_model=16, num_heads=2, head_dim=8, max_len=8, **options)
 
 
-@pytest.mark.parametrize(("name", "options"), ENCODED)
+@pytest.mark.parametrize("encoding", ["rope", "rope-half", "partial-rope", "rope-yarn", "xpos", "alibi", "t5", "nope"])
 @pytest.mark.parametrize("k_position", [False, True])
-def test_an_encoding_is_taken_for_its_rotation_pairing_and_bias(
-    name: str, options: dict[str, Any], k_position: bool
-) -> None:
-    """Against tables of what the encoding itself makes of every key at every place (float64, 1e-6: its own tables)."""
-    encoding = encoding_of(name, **options)
-    q, k = torch.randn(2, 2, 2, 7, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    p = torch.randn(7, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64) if k_position else None
-    lengths, places = torch.tensor([7, 4]), torch.arange(7)
-    given = encoding.bias(places, places)
-    bias = torch.zeros(2, 7, 7) if given is None else given
-    tables: list[list[np.ndarray]] = [[], []]
-    for sequence, query in itertools.product(range(2), range(1, 7)):
-        seen = range(query + 1)
-        for head in range(2 if query < lengths[sequence] else 0):
-            table = np.empty((query + 1, query + 1))
-            for content in seen:
-                own = k[sequence, :, content] - (0 if p is None else p[content])
-                keys = own.unsqueeze(1) + (torch.zeros(7, 8) if p is None else p)
-                turned_q, turned_k = encoding.rotate(q[sequence, None], keys[None], places, places)
-                logits = 0.5 * turned_q[0, head, query] @ turned_k[0, head].T + bias[head, query]
-                table[:, content] = logits[: query + 1].detach().numpy()
-            tables[head].append(table)
-    found = behaviour(q, k, rotation=encoding, k_position=p, lengths=lengths, scale=0.5)
-    expected = shares_of(tables)
+def test_an_encoding_is_taken_for_its_rotation_pairing_and_bias(encoding: str, k_position: bool) -> None:
+    """Of tensors, without the layer that they are of (float64, 1e-6: the encoding's own tables)."""
+    layer = trace_of(encoding)[1]
+    p = torch.randn(8, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64) * k_position
+    given: dict[str, Any] = {"rotation": layer.encoding, "k_position": p if k_position else None}
+    found = behaviour(layer.q, layer.k, **given, lengths=layer.lengths, scale=layer.scale)
+    expected = by_the_layer(layer, p.expand_as(layer.k))
     np.testing.assert_allclose(shares(found), expected[:3], rtol=0, atol=1e-6)
     np.testing.assert_allclose(found.variance, expected[3], rtol=1e-6)
-    assert found.queries == 6 + 3
+    assert found.queries == 7 + 4 + 6
 
 
 def test_an_encoding_in_every_measure_is_its_frequencies() -> None:
@@ -474,19 +402,15 @@ def test_an_encoding_that_does_not_fit_is_refused() -> None:
         frequency_use(q, k, rotation=encoding_of("shaw"))
 
 
-THETA = torch.tensor([1.3, 0.4], dtype=torch.float64)
-
-
 def case_of(length: int = 5, **others: Any) -> dict[str, Any]:
-    made = torch.Generator().manual_seed(1)
-    q, k = torch.randn(2, 2, length, 4, generator=made, dtype=torch.float64).unbind(0)
-    return {"q": q, "k": k + 0.7, "rotation": THETA, "pairing": "interleaved", **others}
+    case = random_case(length, **others)
+    return case | {name: case[name][0] for name in ("q", "k")}
 
 
 def logits_of(case: dict[str, Any], head: int, i: int, order: tuple[int, ...]) -> np.ndarray:
     """The logits of one causal query with the key of order[j] at position j, turned pair by pair."""
-    q = torch.view_as_complex(case["q"][head, i].reshape(2, 2)).numpy()
-    k = torch.view_as_complex(case["k"][head].reshape(-1, 2, 2)).numpy()
+    q = torch.view_as_complex(case["q"][head, i].reshape(-1, 2)).numpy()
+    k = torch.view_as_complex(case["k"][head].reshape(len(case["bias"]), -1, 2)).numpy()
     theta = case["rotation"].numpy()
     made = [(q * k[m].conj() * np.exp(1j * (i - j) * theta)).sum().real for j, m in enumerate(order)]
     return np.array(made) + case["bias"].numpy()[i - np.arange(i + 1)]

@@ -121,6 +121,7 @@ def agree(found: Patterns, expected: dict[str, np.ndarray]) -> None:
 KINDS = ("all", "causal", "window", "padded", "left", "by head")
 
 
+@pytest.mark.parametrize("told", ["no", "alike", "each"])
 @given(
     seed=st.integers(0, 999),
     kind=st.sampled_from(KINDS),
@@ -133,11 +134,26 @@ KINDS = ("all", "causal", "window", "padded", "left", "by head")
     data=st.data(),
 )
 def test_any_blocks_are_the_loops_over_all(
-    seed: int, kind: str, cross: bool, sink: bool, words: int, cut: bool, length: int, at_once: int, data: st.DataObject
+    *,
+    seed: int,
+    kind: str,
+    cross: bool,
+    sink: bool,
+    words: int,
+    cut: bool,
+    told: str,
+    length: int,
+    at_once: int,
+    data: Any,
 ) -> None:
-    """float64, 1e-9; blocks of any rows in any order, sequences one after the other or together."""
+    """float64, 1e-9; blocks of any rows in any order, sequences one after the other or together; what is visible may be
+    said, once for all sequences and heads where it is the same, or of each."""
     shape = (3, 2, length + 2 if cross else length, length)
-    logits, weights = random_attention(seed, shape, masks(kind, shape), sink)
+    mask = masks(kind, shape)
+    logits, weights = random_attention(seed, shape, mask, sink)
+    weights = weights if told == "no" else weights.masked_fill(~mask, 0)
+    if told == "alike" and kind not in ("padded", "left"):
+        mask = mask[:1] if kind == "by head" else mask[:1, :1]
     tokens = None
     if words and not cross:
         tokens = torch.randint(0, words, (3, length), generator=torch.Generator().manual_seed(seed))
@@ -150,25 +166,10 @@ def test_any_blocks_are_the_loops_over_all(
                 block = logits[some][:, :, rows], weights[some][:, :, rows]
                 seen = block[0].isfinite().flatten(0, 2).any(0).nonzero()[:, 0].tolist() if len(rows) else []
                 first, last = (seen[0], seen[-1] + 1) if seen and cut else (0, length)  # keys that none sees left out
-                sums.add(rows, block[0][..., first:last], block[1][..., first:last], some, first)
+                seen = (mask[some] if len(mask) > 1 else mask)[:, :, rows, first:last]
+                visible = None if told == "no" else seen
+                sums.add(rows, block[0][..., first:last], block[1][..., first:last], some, first, visible)
     agree(sums.result(), by_hand(logits, weights, tokens, cross))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("alike", [True, False])
-def test_what_is_visible_can_be_said(kind: str, alike: bool) -> None:
-    """float64, 1e-9; once for all sequences and heads where it is the same, and of each."""
-    shape = (3, 2, 7, 7)
-    mask = masks(kind, shape)
-    logits, weights = random_attention(4, shape, mask, True)
-    tokens = torch.randint(0, 3, (3, 7), generator=torch.Generator().manual_seed(4))
-    told = mask[:1] if alike and kind not in ("padded", "left") else mask
-    told = told[:, :1] if alike and kind != "by head" else told
-    sums = PatternSums(heads=2, queries=7, keys=7, tokens=tokens)
-    with patch.object(patterns, "_AT_ONCE", 30):
-        for rows in torch.arange(7).split(3):
-            sums.add(rows, logits[:, :, rows], weights.masked_fill(~mask, 0)[:, :, rows], visible=told[:, :, rows])
-    agree(sums.result(), by_hand(logits, weights, tokens, False))
 
 
 @pytest.mark.parametrize("causal", [True, False])

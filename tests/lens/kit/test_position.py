@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from tests.lens.models import decoder
 from torch import Tensor
 
-from toeplens import encodings
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace
 from toeplens.lens.kit import position as module
@@ -39,14 +38,6 @@ def tokens(count: int = COUNT, length: int = LENGTH) -> Tensor:
 
 def trace_of(encoding: str = "rope", protocol: str = "paper", lengths: Tensor | None = LENGTHS) -> AttentionTrace:
     return AttentionTrace(DecoderSource(model_of(encoding, protocol)), tokens(), lengths)
-
-
-# ---- written out ----------------------------------------------------------------------------------------------------
-
-
-def covariance(a: list[float], b: list[float]) -> float:
-    mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)
-    return sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True)) / len(a)
 
 
 def mean_keys(layer: LayerTrace, part: Tensor | None, fold: int) -> tuple[dict[int, Tensor], Tensor | float]:
@@ -90,7 +81,7 @@ def written_out(layer: LayerTrace, part: Tensor | None, rows: Tensor | None) -> 
                 ]
                 if len(keys) > 1:
                     effects = [[whole[fold][b][head][i][j] for j in keys] for fold in (one, two)]
-                    values.append(covariance(*effects))
+                    values.append(np.cov(effects, bias=True)[0, 1])
         result.append(sum(values) / len(values))
     return result
 
@@ -123,29 +114,6 @@ def test_it_is_what_loops_find(encoding: str, protocol: str) -> None:
         assert not np.allclose(every, read)
 
 
-def noise(seed: int, *, count: int, length: int = 5) -> LayerTrace:
-    """A deeper layer without an encoding."""
-    draw = torch.Generator().manual_seed(seed)
-    q, k = (torch.randn(count, HEADS, length, 4, generator=draw, dtype=torch.float64) for _ in range(2))
-    x = torch.zeros(count, length, 4, dtype=torch.float64)
-    return LayerTrace(
-        layer=1,
-        inputs=x,
-        key_inputs=x,
-        added=None,
-        q=q,
-        k=k,
-        v=k,
-        encoding=encodings.build("nope", d_model=8, num_heads=HEADS, head_dim=4, max_len=8),
-        positions=torch.arange(length),
-        rows=torch.arange(length),
-        scale=0.5,
-        causal=True,
-        lengths=None,
-        part=lambda q, k: (q, k),
-    )
-
-
 @pytest.mark.parametrize("encoding", ["rope", "t5", "cope", "fox", "shaw"])
 @pytest.mark.parametrize("read", [False, True])
 def test_logits_are_formed_some_at_a_time(encoding: str, read: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +138,7 @@ def test_logits_are_formed_some_at_a_time(encoding: str, read: bool, monkeypatch
 
 
 def test_grouped_queries_share_a_mean_key() -> None:
-    layer = noise(2, count=6)
+    layer = trace_of("nope")[1]
     shared = replace(layer, k=layer.k[:, :1], v=layer.v[:, :1])
     twice = replace(layer, k=layer.k[:, :1].repeat(1, HEADS, 1, 1))
     np.testing.assert_array_equal(effect_of(shared), effect_of(twice))
@@ -178,10 +146,7 @@ def test_grouped_queries_share_a_mean_key() -> None:
 
 def test_too_little_is_refused() -> None:
     with pytest.raises(InputError, match=r"layers must have a batch of at least .*, got 2"):
-        effect_of(noise(0, count=2))
-
-
-# ---- the mean estimator ----------------------------------------------------------------------------------------------
+        effect_of(AttentionTrace(DecoderSource(model_of()), tokens(2), None)[1])
 
 
 @given(seed=st.integers(0, 99), batch=st.integers(1, 4), size=st.integers(1, 6), padded=st.booleans())

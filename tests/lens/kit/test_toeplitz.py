@@ -263,46 +263,6 @@ def test_a_matrix_must_be_square(shape: tuple[int, int]) -> None:
         toeplitz_part(torch.zeros(shape))
 
 
-# ---- sums over visible pairs -----------------------------------------------------------------------------------------
-
-
-@given(
-    size=SIZES,
-    d=st.integers(1, 5),
-    d2=st.integers(1, 5),
-    heads=st.tuples(st.integers(1, 3), st.integers(1, 2)),
-    causal=st.booleans(),
-    dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
-    seed=st.integers(0, 99),
-)
-def test_they_are_the_sums_over_pairs(
-    size: int, d: int, d2: int, heads: tuple[int, int], causal: bool, dtype: torch.dtype, seed: int
-) -> None:
-    """With grouped queries, and other queries that are the same for all heads."""
-    groups, repeats = heads
-    shapes = (groups, repeats, size, d), (groups, 1, size, d), (size, d2), (groups, 1, size, d2)
-    given_ = [draw(seed + place, *shape, dtype=dtype) for place, shape in enumerate(shapes)]
-    q, k, q2, k2 = (x.double().numpy() for x in given_)
-    seen = np.tril(np.ones((size, size))) if causal else np.ones((size, size))
-    terms = np.einsum("...ie,...je,...if,...jf,ij->...ije", q, k, np.broadcast_to(q2, (1, 1, size, d2)), k2, seen)
-    with small_pieces():
-        found = toeplitz.inner(*given_, causal=causal)
-    assert found.dtype == torch.float64
-    expected = terms.sum((-3, -2))
-    assert found.shape == expected.shape
-    assert np.abs(found.numpy() - expected).max() <= 1e-10 * np.abs(terms).sum() + 1e-300
-
-
-@pytest.mark.parametrize("name", ["q", "k", "q2", "k2"])
-@pytest.mark.parametrize(("value", "place"), [(float("nan"), 0), (-float("inf"), 9)])
-def test_what_is_not_finite_is_named(name: str, value: float, place: int) -> None:
-    given = {each: draw(0, 10, 3 if "2" in each else 2) for each in ("q", "k", "q2", "k2")}
-    given[name][place, 1] = value
-    for causal in (True, False):
-        with small_pieces(), pytest.raises(InputError, match=f"^{name} must be finite"):
-            toeplitz.inner(**given, causal=causal)
-
-
 def test_what_is_beyond_float64_is_said() -> None:
     large = torch.full((2, 1), 1e200, dtype=torch.float64)
     with pytest.raises(InputError, match=r"^q and k and q2 and k2 must have products within the range of float64"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.builders import REPRESENTATIVES
-from tests.lens.models import decoder
+from tests.lens.models import SMALL, decoder
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -17,18 +17,11 @@ from toeplens.ground import InputError
 from toeplens.lens.ablation import Batch
 from toeplens.lens.gradients import Differentiable, LayerGradient, LayerView
 from toeplens.model import Decoder, LatentAttention
+from toeplens.sources import relevance
 from toeplens.sources.decoder.gradients import DecoderGradients
 
 LAYERS, HEADS, LENGTH, COUNT, CLASSES = 2, 2, 6, 5, 7
-SIZES = {
-    "vocab_size": 9,
-    "num_classes": CLASSES,
-    "d_model": 16,
-    "d_ff": 12,
-    "num_layers": LAYERS,
-    "num_heads": HEADS,
-    "max_len": 8,
-}
+SIZES = SMALL | {"num_classes": CLASSES, "d_model": 16, "d_ff": 12, "num_heads": HEADS}
 RELEASED = ("rope", "mla")  # in the released protocol too
 CASES = [(name, "paper") for name in REPRESENTATIVES] + [(name, "released") for name in RELEASED]
 cases = pytest.mark.parametrize(("encoding", "protocol"), CASES)
@@ -36,9 +29,7 @@ both_protocols = pytest.mark.parametrize("protocol", ["paper", "released"])
 
 
 @cache
-def model_of(encoding: str = "rope", protocol: str = "paper", readout: str | None = None) -> Decoder:
-    """A decoder in float64 with random weights everywhere, so that every gradient is something."""
-    switches: dict[str, Any] = {} if readout is None else {"readout": readout}
+def model_of(encoding: str = "rope", protocol: str = "paper", **switches: Any) -> Decoder:
     return decoder(seed=3, noise=0.3, encoding=encoding, protocol=protocol, dropout=0.1, **SIZES, **switches)
 
 
@@ -192,6 +183,8 @@ def test_the_model_is_left_as_it_is() -> None:
     first, _ = source.gradients(*examples())
     source.layers(examples()[0], None)
     source.descend(total, examples(), examples())
+    with torch.no_grad():
+        relevance(model, examples()[0], examples()[2])
     assert torch.equal(torch.get_rng_state(), state)
     assert modes == [module.training for module in model.modules()]
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

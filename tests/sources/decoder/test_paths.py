@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.lens.models import logits_without
+from tests.lens.models import decoder, logits_without
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from toeplens.model import Decoder, DecoderConfig
+from toeplens.model import Decoder
 from toeplens.sources.decoder.paths import Path, cut_paths, each_path, paths_from
 
 SIZES: dict[str, Any] = {"vocab_size": 17, "d_model": 24, "d_ff": 32, "num_layers": 4, "num_heads": 3, "max_len": 11}
@@ -26,12 +26,7 @@ KINDS: list[dict[str, Any]] = [
 
 
 def made(kind: dict[str, Any]) -> Decoder:
-    """A model whose weights are large enough that every part of it matters."""
-    torch.manual_seed(5)
-    model = Decoder(DecoderConfig(**SIZES | kind)).double().eval()
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    return model
+    return decoder(seed=5, noise=0.3, **SIZES | kind)
 
 
 def texts(model: Decoder) -> tuple[Tensor, Tensor]:
@@ -57,46 +52,31 @@ def test_without_a_cut_it_is_the_plain_pass_and_with_every_path_cut_the_head_is_
 def by_hooks(model: Decoder, tokens: Tensor, lengths: Tensor, head: tuple[int, int], path: Path) -> Tensor:
     """One path cut by hooks on the modules: what the reader is given has the head's part taken off."""
     own: list[Tensor] = []
-    handles = []
-
-    def hook(module: nn.Module, run: Callable[..., Any]) -> None:
-        handles.append(module.register_forward_hook(run))
-
-    layer, index = head
+    changed: list[Tensor] = []
     size = model.config.d_model // model.config.num_heads
+    columns = slice(head[1] * size, (head[1] + 1) * size)
 
     def keep(module: nn.Module, given: tuple[Tensor], out: Tensor) -> None:
-        part = torch.zeros_like(given[0])
-        part[..., index * size : (index + 1) * size] = given[0][..., index * size : (index + 1) * size]
-        own.append(F.linear(part, module.weight))  # type: ignore[arg-type]
+        own.append(F.linear(given[0][..., columns], module.weight[:, columns]))  # type: ignore[index]
 
-    hook(model.block(layer).attention.out, keep)
+    def without(module: Any, given: tuple[Tensor], out: Tensor) -> Tensor:
+        return F.layer_norm(given[0] - own[0], module.normalized_shape, module.weight, module.bias, module.eps)
 
-    def without(module: nn.LayerNorm) -> Callable[..., Tensor]:
-        def run(_: nn.Module, given: tuple[Tensor], out: Tensor) -> Tensor:
-            return F.layer_norm(given[0] - own[0], module.normalized_shape, module.weight, module.bias, module.eps)
+    def splice(module: Any, given: tuple[Tensor], out: Tensor) -> Tensor:
+        parts, others = list(out.chunk(3, -1)), F.linear(changed[-1], module.weight, module.bias).chunk(3, -1)
+        place = ("queries", "keys", "values").index(path.reader)
+        parts[place] = others[place]
+        return torch.cat(parts, -1)
 
-        return run
-
+    hooks: list[tuple[Any, Callable[..., Any]]] = [(model.block(head[0]).attention.out, keep)]
     if path.reader == "ffn":
-        norm = model.block(path.layer).norm_ffn
-        hook(norm, without(norm))
+        hooks.append((model.block(path.layer).norm_ffn, without))
     elif path.reader == "readout":
-        assert isinstance(model.final_norm, nn.LayerNorm)
-        hook(model.final_norm, without(model.final_norm))
+        hooks.append((model.final_norm, without))
     else:
         block = model.block(path.layer)
-        place = ("queries", "keys", "values").index(path.reader)
-        changed: list[Tensor] = []
-        hook(block.norm_attention, lambda module, given, out: changed.append(without(module)(module, given, out)))
-
-        def splice(module: nn.Module, given: tuple[Tensor], out: Tensor) -> Tensor:
-            other = F.linear(changed[-1], module.weight, module.bias)  # type: ignore[arg-type]
-            parts, others = list(out.chunk(3, dim=-1)), other.chunk(3, dim=-1)
-            parts[place] = others[place]
-            return torch.cat(parts, dim=-1)
-
-        hook(block.attention.qkv, splice)
+        hooks += [(block.norm_attention, lambda *given: changed.append(without(*given))), (block.attention.qkv, splice)]
+    handles = [module.register_forward_hook(run) for module, run in hooks]
     try:
         with torch.no_grad():
             return model(tokens, lengths, fused=False)

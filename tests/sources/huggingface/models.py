@@ -27,6 +27,7 @@ SIZES = {
 }
 GROUPED = SIZES | {"num_key_value_heads": 2}
 NARROW = GROUPED | {"head_dim": 8, "sliding_window": 4}
+MIXED = {"num_local_experts": 2, "num_experts_per_tok": 1}
 GPT = {
     "vocab_size": 31,
     "n_embd": 32,
@@ -92,6 +93,24 @@ def calls_in(model: Any, inputs: dict[str, Tensor] = INPUTS) -> list[AttentionCa
     calls: list[AttentionCall] = []
     captured(model, inputs, calls.append)
     return calls
+
+
+def remade(
+    q: Tensor, k: Tensor, rotation: Tensor | None, bias: Tensor | None, causal: bool, scale: float, **_: Any
+) -> Tensor:
+    """Logits of queries and keys that are rotated pair by pair as e^(iota (i - j) theta), by their definition."""
+    count, width = 0 if rotation is None else len(rotation), q.shape[2]
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    offsets = torch.arange(width)[:, None] - torch.arange(width)
+    made = q[..., 2 * count :].double() @ k[..., 2 * count :].double().transpose(-1, -2)
+    for pair in range(count):
+        x, y = (torch.complex(*z[..., 2 * pair : 2 * pair + 2].double().unbind(-1)) for z in (q, k))
+        assert rotation is not None
+        made += (x[..., :, None] * y[..., None, :].conj() * torch.exp(1j * rotation[pair] * offsets)).real
+    made = scale * made
+    if bias is not None:
+        made = made + bias[:, (offsets.clamp(min=0) if causal else offsets + width - 1)]
+    return made
 
 
 def state(model: nn.Module) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,12 +10,14 @@ import torch
 from tests.sources.huggingface.models import GPT, NARROW, PADDED, SIZES, TOKENS, calls_in, padded_inputs, tiny
 from torch import Tensor
 
+from toeplens.ground import InputError
 from toeplens.sources.huggingface import attention as masks
 from toeplens.sources.huggingface import calls as calls_module
-from toeplens.sources.huggingface.attention import bias_and_mask, hides_from, low
+from toeplens.sources.huggingface.attention import Attention, bias_and_mask, hides_from, low
+from toeplens.sources.huggingface.calls import Proof, prove
 
 PLACES = torch.arange(TOKENS)
-CAUSAL = PLACES[:, None] >= PLACES
+CAUSAL, NEAR = PLACES[:, None] >= PLACES, (PLACES[:, None] - PLACES).abs() < 4
 TURNED = GPT | {"n_layer": 1, "rotary_dim": 4}
 NEO = {"vocab_size": 31, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 64}
 NEO |= {"attention_types": [[["global", "local"], 1]], "window_size": 4}
@@ -86,49 +89,40 @@ def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return request.param
 
 
-def test_masks_are_read_in_blocks(at_once: int) -> None:
-    visible = CAUSAL[None, None]
-    assert masks.one_way(visible)
-    assert masks.just_causal(visible)
-    assert masks.reach_of(visible, True) == (None, None)
-    window = visible & (PLACES[:, None] - 4 < PLACES)
-    assert masks.one_way(window)
-    assert not masks.just_causal(window)
-    assert masks.reach_of(window, True) == (4, None)
-    near = (PLACES[:, None] - PLACES).abs() < 4
-    assert masks.reach_of(near[None, None], False) == (4, None)
-    chunks = PLACES[:, None] // 5 == PLACES // 5
-    assert masks.reach_of(visible & chunks, True) == (None, 5)
-    for some, causal, reach in ((near, False, (4, None)), (visible & chunks, True, (None, 5))):
-        made, there = some.expand(2, 1, TOKENS, TOKENS), torch.tensor([TOKENS, 9])[:, None, None, None] > PLACES
-        assert masks.padded_lengths(made, causal, *reach) is None
-        ends = masks.padded_lengths(made & there, causal, *masks.reach_of(made & there, causal))
+@pytest.mark.parametrize(
+    ("mask", "causal", "reach"),
+    [
+        (CAUSAL, True, (None, None)),
+        (CAUSAL & NEAR, True, (4, None)),
+        (NEAR, False, (4, None)),
+        (CAUSAL & (PLACES[:, None] // 5 == PLACES // 5), True, (None, 5)),
+    ],
+)
+def test_masks_are_read_in_blocks(
+    mask: Tensor, causal: bool, reach: tuple[int | None, int | None], at_once: int
+) -> None:
+    """Queries after the end of their sequence see whatever comes of it: nothing, or everything that is there."""
+    visible = mask.expand(2, 1, TOKENS, TOKENS)
+    assert masks.one_way(visible) == causal
+    assert masks.just_causal(visible) == (reach == (None, None))
+    assert masks.reach_of(visible, causal) == reach
+    assert masks.padded_lengths(visible, causal, *reach) is None
+    padded = visible & (torch.tensor([TOKENS, 9])[:, None, None, None] > PLACES)
+    assert masks.reach_of(padded, causal) == reach
+    for seen in (padded[1, 0, 8], torch.zeros(TOKENS, dtype=torch.bool), (PLACES > 2) & (PLACES < 9)):
+        padded[1, 0, 9:] = seen
+        ends = masks.padded_lengths(padded, causal, *reach)
         assert isinstance(ends, Tensor)
         assert ends.tolist() == [TOKENS, 9]
-        hidden = made.clone()
+    for whole in (visible, padded):
+        hidden = whole.clone()
         hidden[..., 8, 7] = False
         assert masks.padded_lengths(hidden, causal, *reach) == "some of the keys"
     for row in (1, 4, 9):  # one key after its query, in each block of queries
         later = visible.clone()
         later[..., row, row + 1] = True
-        assert not masks.one_way(later)
+        assert not causal or not masks.one_way(later)
         assert not masks.just_causal(later)
-
-
-def test_what_padding_sees_does_not_matter(at_once: int) -> None:
-    """Queries after the end of their sequence see whatever comes of it: nothing, or everything that is there."""
-    there = torch.tensor([TOKENS, 9])
-    visible = (CAUSAL & (there[:, None, None] > PLACES))[:, None]
-    for seen in (visible[1, 0, 8], torch.zeros(TOKENS, dtype=torch.bool), (PLACES > 2) & (PLACES < 9)):
-        padded = visible.clone()
-        padded[1, 0, 9:] = seen
-        ends = masks.padded_lengths(padded, True)
-        assert isinstance(ends, Tensor)
-        assert ends.tolist() == [TOKENS, 9]
-    other = visible.clone()
-    other[1, 0, 8, 3] = False
-    assert masks.padded_lengths(other, True) == "some of the keys"
-    assert masks.padded_lengths(CAUSAL[None, None], True) is None
 
 
 def test_tables_by_offset_are_as_exact_as_their_largest_number(at_once: int) -> None:
@@ -167,3 +161,95 @@ def test_blocks_of_a_call_are_its_logits_and_weights(kind: str, monkeypatch: pyt
             assert torch.equal(call.seen(rows, keys).expand_as(some), some.isfinite())
         torch.testing.assert_close(made.double(), own.logits(), atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(weights, own.weights, atol=1e-6, rtol=0)
+
+
+BATCH, HEADS, LENGTH, WIDTH = 2, 4, 96, 64
+EARLIER = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+LARGEST = (1.0, 100.0, 1e4)
+FLOAT32, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
+
+
+def drawn(size: float, dtype: torch.dtype, *, offset: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values whose largest logits are about ``size``.
+
+    Queries have norms of all sizes, as in trained layers. With ``offset`` the keys have a large bias in common, as
+    those of Qwen2, so that all logits of a query are large, and near each other.
+    """
+    draw = torch.Generator().manual_seed(7)
+    q, k, v = torch.randn(3, BATCH, HEADS, LENGTH, WIDTH, generator=draw, dtype=torch.float64)
+    if offset:
+        direction = torch.nn.functional.normalize(torch.randn(WIDTH, generator=draw, dtype=torch.float64), dim=0)
+        k, q = k + size * direction, q + WIDTH**0.5 * direction
+    else:
+        q = q * size ** torch.rand(BATCH, HEADS, LENGTH, 1, generator=draw, dtype=torch.float64) / 3
+    return q.to(dtype), k.to(dtype), v.to(dtype)
+
+
+def model(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float = WIDTH**-0.5,
+    cap: Any = None,
+    sink: Any = None,
+    mask: Any = EARLIER,
+) -> tuple[Tensor, Tensor]:
+    """Weights [B, H, N, N] and outputs [B, N, H, d], as transformers' models make them in the dtype of the queries."""
+    logits = (q @ k.transpose(-1, -2)) * scale
+    logits = logits if cap is None else torch.tanh(logits / cap) * cap
+    logits = logits.masked_fill(~mask, torch.finfo(q.dtype).min)
+    if sink is not None:
+        logits = torch.cat((logits, sink.view(1, -1, 1, 1).expand(BATCH, -1, LENGTH, 1)), -1)
+    weights = logits.softmax(-1, dtype=torch.float32).to(q.dtype)[..., :LENGTH]
+    return weights, (weights @ v).transpose(1, 2)
+
+
+def wrong(q: Tensor, k: Tensor, v: Tensor, cap: Any, sink: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """What models make that do something else, or see other keys."""
+    fewer, more = EARLIER.clone(), EARLIER.clone()
+    fewer[50, 50], more[50, 51] = False, True
+    parts: list[dict[str, Any]] = [{"cap": cap}, {"sink": sink}, {"mask": fewer}, {"mask": more}]
+    for part in parts:
+        yield model(q, k, v, **part)
+
+
+def proved(
+    q: Tensor, k: Tensor, v: Tensor, made: tuple[Tensor, Tensor], *, weights: bool = True, **parts: Any
+) -> Proof:
+    found = Attention(q=q, k=k, v=v, scale=WIDTH**-0.5, causal=True, **parts)
+    return prove("x", found, torch.arange(LENGTH), made[0] if weights else None, made[1])
+
+
+@pytest.mark.parametrize("weights", [True, False], ids=["weights", "outputs"])
+@pytest.mark.parametrize("offset", [False, True], ids=["plain", "offset"])
+@pytest.mark.parametrize("size", LARGEST)
+def test_in_float32_a_right_model_passes_and_wrong_ones_are_refused(size: float, offset: bool, weights: bool) -> None:
+    q, k, v = drawn(size, FLOAT32, offset=offset)
+    found = proved(q, k, v, model(q, k, v), weights=weights)
+    assert found.used < 0.5, "rounding is well within what is allowed"
+    assert found.logit > size / 4
+    assert found.undecided == 0
+    cap, sink = max(2.0, size / 3), torch.linspace(-1, 1, HEADS) + (size if offset else 0)
+    proved(q, k, v, model(q, k, v, cap=cap), weights=weights, softcap=cap)
+    proved(q, k, v, model(q, k, v, sink=sink), weights=weights, sinks=sink)
+    for made in (*wrong(q, k, v, cap, sink), model(q, k, v, scale=WIDTH**-0.5 * 1.001)):
+        with pytest.raises(InputError, match="the attention of x was not understood"):
+            proved(q, k, v, made, weights=weights)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(HALF, 1.0), (HALF, 100.0), (BRAIN, 1.0), (BRAIN, 30.0)], ids=str)
+def test_in_16_bits_a_right_model_passes_and_wrong_parts_are_refused(dtype: torch.dtype, size: float) -> None:
+    q, k, v = drawn(size, dtype)
+    assert proved(q, k, v, model(q, k, v)).used < 0.8
+    for made in wrong(q, k, v, size / 4, torch.ones(HEADS, dtype=dtype) * 4):
+        with pytest.raises(InputError, match=r"was not understood.*--dtype float32"):
+            proved(q, k, v, made)
+
+
+@pytest.mark.parametrize("dtype", [HALF, BRAIN], ids=str)
+def test_a_dtype_that_is_too_coarse_says_so(dtype: torch.dtype) -> None:
+    """Logits of ten thousand near each other: rounding alone makes any weights of them."""
+    q, k, v = drawn(1e4 if dtype == BRAIN else 3e3, dtype, offset=True)
+    with pytest.raises(InputError, match=rf"{str(dtype)[6:]} is too coarse for the attention of x.*--dtype float32"):
+        proved(q, k, v, model(q, k, v))

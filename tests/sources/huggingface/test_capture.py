@@ -5,16 +5,31 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from tests.sources.huggingface import models
+from tests.sources.huggingface.models import NARROW, SIZES, T5, calls_in, state, tiny
+from tests.sources.huggingface.test_effects import SHARED
 from torch import Tensor, nn
 
+from toeplens.ground import InputError
 from toeplens.lens import NoForm
-from toeplens.sources.huggingface import AttentionCall, captured
+from toeplens.sources.huggingface import (
+    AttentionCall,
+    Change,
+    calls,
+    capture,
+    captured,
+    compared,
+    compared_changed,
+    trace,
+)
+from toeplens.sources.huggingface.model import NOBODY, OBSERVER, table
+from toeplens.studies import audit
 
 FALCON = {name: size for name, size in models.SIZES.items() if name != "intermediate_size"}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
@@ -39,10 +54,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Bloom": ("BloomForCausalLM", models.BLOOM),
     "T5": ("T5ForConditionalGeneration", models.T5),
     "Bert": ("BertModel", models.SIZES),
-    "GptOss": (
-        "GptOssForCausalLM",
-        models.NARROW | {"num_local_experts": 2, "num_experts_per_tok": 1, "rope_parameters": YARN},
-    ),
+    "GptOss": ("GptOssForCausalLM", models.NARROW | models.MIXED | {"rope_parameters": YARN}),
     "DeepseekV2": ("DeepseekV2ForCausalLM", models.LATENT),
     "DebertaV2": (
         "DebertaV2Model",
@@ -124,22 +136,6 @@ def test_calls_are_the_models_own(name: str) -> None:
         assert call.proof.queries == call.q.shape[2]
 
 
-def remade(q: Tensor, k: Tensor, rotation: Tensor | None, bias: Tensor | None, causal: bool, scale: float) -> Tensor:
-    """Logits of queries and keys that are rotated pair by pair as e^(iota (i - j) theta), by their definition."""
-    count, width = 0 if rotation is None else len(rotation), q.shape[2]
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    offsets = torch.arange(width)[:, None] - torch.arange(width)
-    made = q[..., 2 * count :].double() @ k[..., 2 * count :].double().transpose(-1, -2)
-    for pair in range(count):
-        x, y = (torch.complex(*z[..., 2 * pair : 2 * pair + 2].double().unbind(-1)) for z in (q, k))
-        assert rotation is not None
-        made += (x[..., :, None] * y[..., None, :].conj() * torch.exp(1j * rotation[pair] * offsets)).real
-    made = scale * made
-    if bias is not None:
-        made = made + bias[:, (offsets.clamp(min=0) if causal else offsets + width - 1)]
-    return made
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_placed_layers_have_the_models_logits(name: str) -> None:
     """Where a layer has the form that `behaviour` takes, the parts give its logits, up to one number a query."""
@@ -156,7 +152,7 @@ def test_placed_layers_have_the_models_logits(name: str) -> None:
         padded = name != "T5" or call.side == "encoder"
         assert (lengths is not None) == padded
         assert lengths is None or lengths.tolist() == [models.TOKENS, models.PADDED]
-        ours, own = remade(**parts), call.logits()
+        ours, own = models.remade(**parts), call.logits()
         if call.softcap is not None:
             ours = call.softcap * (ours / call.softcap).tanh()
         for sequence in range(2):
@@ -227,3 +223,203 @@ def test_other_passes_are_not_observed() -> None:
         assert len(others) == 4
         for other in others:
             torch.testing.assert_close(other, own, atol=1e-4, rtol=1e-4)
+
+
+# ---- faults that users of other tools reported -----------------------------------------------------------------------
+
+
+TEXT = torch.randint(4, 31, (2, 12), generator=torch.Generator().manual_seed(3))
+GEMMA4 = {name: SHARED[name] for name in SHARED if not name.startswith(("laurel", "altup", "activation"))} | {
+    "intermediate_size": 48,
+    "global_head_dim": 8,
+}
+
+
+@pytest.mark.parametrize("zeros", [[0], [0, 6, 11], list(range(12))], ids=str)
+@pytest.mark.parametrize(("kind", "sizes"), [("LlamaModel", SIZES), ("Gemma3TextModel", NARROW)])
+def test_tokens_without_a_vector_hide_no_rotation(kind: str, sizes: dict[str, Any], zeros: list[int]) -> None:
+    """Their queries and keys are 0, before the rotation and after, and say nothing of its angles."""
+    model = tiny(kind, **sizes)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[0] = 0
+    tokens = TEXT.clone()
+    tokens[0, zeros] = 0
+    for call, whole in zip(calls_in(model, {"input_ids": tokens}), calls_in(model, {"input_ids": TEXT}), strict=True):
+        assert call.unknown is None
+        assert call.rotation is not None
+        assert whole.rotation is not None
+        torch.testing.assert_close(call.rotation.frequencies, whole.rotation.frequencies, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(call.rotation.magnitudes, whole.rotation.magnitudes, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"), [("Gemma3nForCausalLM", SHARED), ("Gemma4ForCausalLM", GEMMA4)], ids=["gemma3n", "gemma4"]
+)
+def test_layers_with_another_layers_keys_are_read_and_changed(kind: str, sizes: dict[str, Any]) -> None:
+    model = tiny(kind, **sizes)
+    calls = calls_in(model, {"input_ids": TEXT})
+    for call, source in zip(calls[2:], calls[:2], strict=True):
+        assert call.unknown is None
+        assert call.unrotated is not None
+        assert source.unrotated is not None
+        assert torch.equal(call.unrotated[1], source.unrotated[1])
+        assert call.placed()["rotation"] is not None
+    change = Change(layer=2, heads=(0,), speed=0.0)
+    assert compared_changed(model, {"input_ids": TEXT}, lambda call: None, [change]) < 1e-4
+
+
+@pytest.mark.parametrize(("kind", "sizes"), [("LlamaForCausalLM", SIZES), ("T5ForConditionalGeneration", T5)])
+def test_under_autocast_rounding_is_that_of_its_dtype(kind: str, sizes: dict[str, Any]) -> None:
+    model = tiny(kind, **sizes)
+    exact = audit(model, TEXT, effects="none")
+    with torch.autocast("cpu", torch.bfloat16):
+        found = audit(model, TEXT, effects="none")
+    assert found.whole > 100 * exact.whole
+    for layer, plain in zip(found.layers, exact.layers, strict=True):
+        assert layer.unknown == plain.unknown
+        assert layer.tolerance > 1000 * plain.tolerance
+
+
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+LAYERED = {"full_attention": DYNAMIC, "sliding_attention": DYNAMIC}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "rope"),
+    [("LlamaForCausalLM", SIZES, DYNAMIC), ("Gemma3ForCausalLM", NARROW, LAYERED)],
+    ids=["one rotation", "one for each type of layer"],
+)
+def test_what_was_read_before_changes_nothing(kind: str, sizes: dict[str, Any], rope: dict[str, Any]) -> None:
+    """Dynamic scaling keeps the frequencies of the longest text: each is read as by a new model."""
+    model = tiny(kind, **sizes | {"max_position_embeddings": 16, "rope_parameters": rope})
+    long = torch.randint(4, 31, (1, 60), generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        own = model(long[:, :20]).logits
+    before = state(model)
+    found = [audit(model, long[:, :length], effects="none") for length in (20, 60, 20)]
+    assert state(model) == before
+    assert [layer.frequencies for layer in found[0].layers] == [layer.frequencies for layer in found[2].layers]
+    assert [head.positional for head in found[0].heads] == [head.positional for head in found[2].heads]
+    assert found[0].layers[1].frequencies != found[1].layers[1].frequencies
+    with torch.no_grad():
+        assert torch.equal(model(long[:, :20]).logits, own)
+
+
+@pytest.mark.parametrize(("heads", "tokens"), [(4, 300), (32, 16)])
+def test_a_bias_made_in_16_bits_is_by_offset_to_their_rounding(heads: int, tokens: int) -> None:
+    """Falcon makes ALiBi's bias in bfloat16, whatever the model's own dtype."""
+    sizes = {"vocab_size": 31, "hidden_size": 8 * heads, "num_hidden_layers": 1, "num_attention_heads": heads}
+    model = tiny("FalconModel", **sizes, alibi=True, multi_query=False, new_decoder_architecture=False)
+    text = torch.randint(4, 31, (1, tokens), generator=torch.Generator().manual_seed(5))
+    (call,) = calls_in(model, {"input_ids": text})
+    table = call.placed()["bias"]
+    slopes = 2.0 ** (-8 * torch.arange(1, heads + 1) / heads)
+    wanted = -slopes.unsqueeze(1) * torch.arange(tokens) / 8**0.5
+    assert float((table - wanted).abs().max()) < 0.02 * float(wanted.abs().max())
+    assert call.bias is not None
+    other = call.bias.expand(-1, -1, tokens, -1).clone()
+    other[..., -1, tokens // 2] *= 1.25
+    with pytest.raises(NoForm, match="not a function of the offset"):
+        replace(call, bias=other).bias_by_offset()
+
+
+# ---- long inputs: fused attention, chosen queries and tokens stand for all -------------------------------------------
+
+
+KINDS = {
+    "LlamaModel": models.SIZES,
+    "Gemma3TextModel": models.NARROW,
+    "GPT2Model": models.GPT,
+    "BertModel": models.SIZES,
+    "Qwen2Model": models.GROUPED,
+}
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_fused_attention_is_the_eager_one(kind: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its outputs go on and are proved, with the eager weights of some queries."""
+    model, inputs = models.tiny(kind, **KINDS[kind]), models.padded_inputs() if padded else models.INPUTS
+    whole = models.calls_in(model, inputs)
+    monkeypatch.setattr(trace, "_LONG", 1)
+    monkeypatch.setattr(calls, "_AT_ONCE", 1)
+    found = models.calls_in(model, inputs)
+    assert len(found) == len(whole) == 2
+    for call, own in zip(found, whole, strict=True):
+        assert own.weights is not None
+        assert (call.weights, call.proof.queries, own.proof.queries) == (None, 8, models.TOKENS)
+        assert call.proof.weights is not None
+        assert max(call.proof.weights, call.proof.outputs) < 1e-5
+        torch.testing.assert_close(call.heads, own.heads, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(call.logits(), own.logits(), atol=1e-4, rtol=1e-4)
+        assert (call.causal, call.window, call.unknown) == (own.causal, own.window, own.unknown)
+
+
+@pytest.mark.parametrize("way", ["another", "refused"])
+def test_fused_attention_that_is_another_is_not_gone_on_with(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that knows nothing of a cap, or says so."""
+    model, own = models.tiny("LlamaModel", **models.SIZES), table()["sdpa"]
+    whole = models.calls_in(model)
+
+    def other(*args: Any, **more: Any) -> Any:
+        if way == "refused":
+            raise ValueError("softcap")
+        return 1.01 * own(*args, **more)[0], None
+
+    monkeypatch.setattr(trace, "_LONG", 1)
+    monkeypatch.setitem(table(), "sdpa", other)
+    for call, before in zip(models.calls_in(model), whole, strict=True):
+        assert call.weights is not None
+        torch.testing.assert_close(call.heads, before.heads, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPT2LMHeadModel", "BertModel", "LlamaModel", "T5Model"])
+def test_the_plain_pass_of_a_long_sequence_is_of_its_first_tokens_unless_later_ones_matter_to_them(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve tokens, of which six are the first."""
+    monkeypatch.setattr(capture, "_FIRST", 6)
+    monkeypatch.setattr(capture, "_LAST", 4)
+    sizes = {"GPT2LMHeadModel": models.GPT, "T5Model": models.T5}.get(name, models.SIZES)
+    model, lengths = models.tiny(name, **sizes), list[int]()
+    inputs = {"input_ids": models.INPUTS["input_ids"][:1]}
+    if name == "T5Model":
+        inputs["decoder_input_ids"] = inputs["input_ids"]
+    embedding = model.encoder.embed_tokens if name == "T5Model" else model.get_input_embeddings()
+    handle = embedding.register_forward_hook(lambda module, args, out: lengths.append(args[0].shape[1]))
+    assert compared(model, inputs, lambda call: None) < 1e-5
+    handle.remove()
+    assert lengths == {"BertModel": [6, 12, 12], "T5Model": [12, 12]}.get(name, [6, 12])
+
+
+@pytest.mark.parametrize("place", [2, 9])
+def test_a_pass_that_is_otherwise_at_the_first_or_the_last_tokens_is_noticed(
+    place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all outputs are compared, as later tokens matter to the first ones; and of the first ones anyway."""
+    monkeypatch.setattr(capture, "_FIRST", 6)
+    model = models.tiny("BertModel" if place == 9 else "LlamaModel", **models.SIZES)
+    inputs = {"input_ids": models.INPUTS["input_ids"][:1]}
+    last = model.encoder.layer[-1] if place == 9 else model.layers[-1]
+    own = last.forward
+
+    def otherwise(*args: Any, **kwargs: Any) -> Any:
+        found = own(*args, **kwargs)
+        states = found[0] if isinstance(found, tuple) else found
+        if OBSERVER.get() is not NOBODY:
+            states[:, place] += 1
+        return found
+
+    monkeypatch.setattr(last, "forward", otherwise)
+    with pytest.raises(InputError, match="its reproduced outputs differ"):
+        compared(model, inputs, lambda call: None)
+
+
+def test_attention_by_hand_that_goes_by_the_length_is_not_changed_by_a_short_pass() -> None:
+    """BigBird attends to everything from then on where it once read few tokens."""
+    sizes = {"sep_token_id": 2, "num_hidden_layers": 1, "max_position_embeddings": 1024}
+    model = models.tiny("BigBirdModel", **models.SIZES | sizes | {"attention_type": "block_sparse"})
+    tokens = torch.randint(4, 31, (1, 768), generator=torch.Generator().manual_seed(0))
+    with pytest.raises(InputError, match="was not understood"):
+        compared(model, {"input_ids": tokens}, lambda call: None)
+    assert model.attention_type == "block_sparse"

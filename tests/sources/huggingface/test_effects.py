@@ -1,8 +1,11 @@
-"""Effects of heads are what a plain pass gives whose output projection is fed 0 in place of a head."""
+"""Effects of heads are what plain passes give in which a head is silent, has no position, or lacks frequencies.
+
+Estimates of them are derivatives of plain passes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import count
 from typing import Any
@@ -10,12 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
 from tests.sources.huggingface import models
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from toeplens.encodings import BandControl
 from toeplens.ground import InputError
-from toeplens.sources.huggingface import outcome, replay
-from toeplens.sources.huggingface.effects import HeadEffects, head_effects
+from toeplens.sources.huggingface import Change, NoPosition, effects, intervened, outcome, replay
+from toeplens.sources.huggingface.effects import HeadEffects, band_effects, head_effects, head_estimates
+from toeplens.sources.huggingface.outcome import NONE, Outcome, Readout
+from toeplens.sources.huggingface.replay import anatomy_of, observed
 
 SHARED = models.NARROW | {
     "num_hidden_layers": 4,
@@ -28,6 +38,7 @@ SHARED = models.NARROW | {
     "intermediate_size": [48] * 4,
     "activation_sparsity_pattern": [0.0] * 4,
 }
+OWN = {"num_kv_shared_layers": 0, "altup_num_inputs": 4}
 MODELS: dict[str, tuple[str, dict[str, Any], str, int]] = {  # class, sizes, output projection, calls replayed
     "Llama": ("LlamaForCausalLM", models.GROUPED | {"num_hidden_layers": 3}, "self_attn.o_proj", 2),
     "Gemma2": ("Gemma2ForCausalLM", models.NARROW | {"final_logit_softcapping": 2.0}, "self_attn.o_proj", 1),
@@ -38,21 +49,13 @@ MODELS: dict[str, tuple[str, dict[str, Any], str, int]] = {  # class, sizes, out
     "Bert-masked": ("BertForMaskedLM", models.SIZES, "attention.output.dense", 1),
     "Albert": ("AlbertModel", models.SIZES | {"embedding_size": 16}, "attention.dense", 1),
     "T5": ("T5ForConditionalGeneration", models.T5, "Attention.o", 5),
-    "GptOss": (
-        "GptOssForCausalLM",
-        models.NARROW | {"num_local_experts": 2, "num_experts_per_tok": 1},
-        "self_attn.o_proj",
-        1,
-    ),
+    "GptOss": ("GptOssForCausalLM", models.NARROW | models.MIXED, "self_attn.o_proj", 1),
+    "GPTNeoX": ("GPTNeoXForCausalLM", models.SIZES, "attention.dense", 1),
+    "SmolLM3": ("SmolLM3ForCausalLM", models.GROUPED | {"no_rope_layers": [0, 1]}, "self_attn.o_proj", 1),
     "DeepseekV3": ("DeepseekV3ForCausalLM", models.LATENT, "self_attn.o_proj", 1),
     "Gemma3n-text": ("Gemma3nForCausalLM", SHARED, "self_attn.o_proj", 0),
     # layers hand on [altup, B, N, D], of which neither the first nor the last part is a copy of the batch
-    "Gemma3n-own": (
-        "Gemma3nForCausalLM",
-        SHARED | {"num_kv_shared_layers": 0, "altup_num_inputs": 4},
-        "self_attn.o_proj",
-        3,
-    ),
+    "Gemma3n-own": ("Gemma3nForCausalLM", SHARED | OWN, "self_attn.o_proj", 3),
     # layers hand on [N, B, D]; with a cache FSMT hides nothing, not even what comes next
     "FSMT": ("FSMTForConditionalGeneration", models.fsmt(2) | {"use_cache": False}, "out_proj", 5),
 }
@@ -201,14 +204,6 @@ def test_heads_one_by_one_and_positions_in_pieces_are_the_same(name: str, monkey
     assert max(sizes) <= 6 * 31
     for ours, theirs in zip(found.effects, whole.effects, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-6)
-
-
-@pytest.mark.parametrize("blocks", [1, 3, 7])
-def test_blocks_of_positions_have_the_mean_over_labels(blocks: int) -> None:
-    each, labels = torch.arange(1.0, 15.0).view(2, 7), torch.zeros(2, 7, dtype=torch.long)
-    labels[0, :3] = outcome.NONE
-    each = each.masked_fill(labels == outcome.NONE, 0)
-    torch.testing.assert_close(outcome.over_labels(each, labels, blocks).mean(1), torch.tensor([5.5, 11.0]))
 
 
 def test_some_of_the_calls() -> None:
@@ -377,3 +372,279 @@ def test_what_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(transform, "forward", lambda x: own(x - x.mean(1, keepdim=True)))
     with pytest.raises(InputError, match="the head of BertForMaskedLM was not understood"):
         head_effects(bert, inputs_of(bert), calls_of("Bert-masked"), mask_token=MASK)
+
+
+# ---- without position, and without some frequencies ------------------------------------------------------------------
+
+TURNING = ["Llama", "Gemma2", "GPTNeoX", "GPTJ", "SmolLM3"]
+
+
+def same(name: str, change: Change, ours: np.ndarray) -> float:
+    """The largest effect of a change, after checking that these are its effects."""
+    plain = measured(name, torch.float32)
+    intact = plain()
+    with intervened(model_of(name), change):
+        wanted = plain() - intact
+    np.testing.assert_allclose(ours, wanted, atol=2e-6)
+    return float(np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("name", [*TURNING, "Bloom", "T5"])
+def test_the_effects_are_those_of_passes_in_which_one_head_is_without_position(name: str) -> None:
+    model = model_of(name)
+    calls = [call for call in models.calls_in(model, inputs_of(model)) if call.kind == "self"]
+    found = head_effects(model, inputs_of(model), [c for c in calls_of(name) if c[2] == "self"], method="position")
+    assert found.method == "position"
+    largest = 0.0
+    for call, ours in zip(calls, found.effects, strict=True):
+        if call.rotation is None and call.bias is None:
+            assert np.isnan(ours).all()
+            continue
+        for head in range(call.q.shape[1]):
+            how = {"speed": 1.0 if call.rotation is None else 0.0, "bias": call.bias is None}
+            change = Change(layer=call.layer, side=call.side, heads=(head,), **how)
+            largest = max(largest, same(name, change, ours[:, head]))
+    assert largest > 1e-4, "none of them does anything"
+
+
+@pytest.mark.parametrize("off", ["rotation", "pair"])
+@pytest.mark.parametrize("name", TURNING)
+def test_the_effects_are_those_of_passes_without_the_band(name: str, off: Any) -> None:
+    model = model_of(name)
+    inputs = inputs_of(model)
+    found = band_effects(model, inputs, calls_of(name), bands=2, off=off)
+    np.testing.assert_allclose(found.baseline, measured(name, torch.float32)(), atol=1e-6)
+    largest = 0.0
+    each = zip(models.calls_in(model, inputs), found.effects, found.bands, found.frequencies, strict=True)
+    for call, ours, bands, frequencies in each:
+        if call.rotation is None:
+            assert (ours.shape[1], bands, len(frequencies)) == (0, (), 0)
+            continue
+        np.testing.assert_array_equal(frequencies, call.rotation.frequencies)
+        assert [each for band in bands for each in band] == list(range(len(frequencies)))
+        for number, band in enumerate(bands):
+            control = BandControl(**{"still" if off == "rotation" else "silent": band})
+            largest = max(largest, same(name, Change(layer=call.layer, bands=control), ours[:, number]))
+    assert largest > 1e-4, "none of them does anything"
+
+
+def test_heads_without_position_or_frequencies_are_refused_all_together() -> None:
+    gpt2, bloom = model_of("GPT2"), model_of("Bloom")
+    with pytest.raises(NoPosition, match=r"^effects: 'position' needs a rotation or a bias"):
+        head_effects(gpt2, inputs_of(gpt2), calls_of("GPT2"), method="position")
+    with pytest.raises(NoPosition, match=r"^effects: 'bands' needs a known rotation"):
+        band_effects(bloom, inputs_of(bloom), calls_of("Bloom"))
+    with pytest.raises(InputError, match=r"^bands must be at least 1, got 0"):
+        band_effects(bloom, inputs_of(bloom), calls_of("Bloom"), bands=0)
+
+
+# ---- estimates -------------------------------------------------------------------------------------------------------
+
+
+def given_labels(labels: Tensor, draws: int) -> list[Tensor]:
+    """Labels as if drawn: other ones in every draw."""
+    own = torch.tensor([[3, 7, 1, 30, 2, 2, 9, 11, 4, 5, 6, 8], [*range(1, 13)]])[:, : labels.shape[1]]
+    return [torch.where(labels == NONE, NONE, (own + 5 * draw) % 31) for draw in range(draws)]
+
+
+def by_hand(name: str, draws: int, span: int) -> list[np.ndarray]:
+    """First and second order of each head and position, [B, N, H] a call, from gains on what the projections are fed.
+
+    Sums of products of positions in the same span are written out, pair by pair.
+    """
+    model = model_of(name, torch.float64)
+    inputs, labels = labels_of(name, inputs_of(model))
+    assert labels is not None
+    rows, tokens = labels.shape
+    projections = [module for place, module in model.named_modules() if place.endswith(MODELS[name][2])]
+    heads = calls_of(name)[0][4]
+    gains = [torch.ones(rows, tokens, heads, dtype=torch.float64, requires_grad=True) for _ in projections]
+    handles = [
+        module.register_forward_pre_hook(
+            lambda _, args, gain=gain: (
+                args[0] * gain.repeat_interleave(args[0].shape[-1] // heads, -1).view(args[0].shape),
+            )
+        )
+        for module, gain in zip(projections, gains, strict=True)
+    ]
+    chances = model(**inputs).logits.log_softmax(-1)
+    for handle in handles:
+        handle.remove()
+    labels = labels.masked_fill(labels < 0, NONE)
+    found = []
+    for number, each in enumerate([labels, *given_labels(labels, draws)]):
+        losses = F.nll_loss(chances.flatten(0, 1), each.flatten(), ignore_index=NONE, reduction="sum")
+        slopes = [-x.numpy() for x in torch.autograd.grad(losses, gains, retain_graph=True)]
+        for place, slope in enumerate(slopes):
+            made = np.zeros_like(slope)
+            for row in range(rows):
+                count = int((labels[row] != NONE).sum())
+                for i in range(tokens):
+                    near = [j for j in range(tokens) if j // span == i // span]
+                    more = sum(slope[row, i] * slope[row, j] for j in near) / (2 * count * max(draws, 1))
+                    made[row, i] = slope[row, i] / count if number == 0 else more
+            if number == 0:
+                found.append(made)
+            else:
+                found[place] = found[place] + made
+    return found
+
+
+@pytest.mark.parametrize("whole_head", [True, False])
+@pytest.mark.parametrize("name", ["Llama", "GPT2", "Bert-masked", "Gemma2"])  # the last has a cap after its head
+def test_both_orders_are_those_of_gradients_by_hand(
+    name: str, whole_head: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """float64; through the head's own product, and as if it were none; in pieces of a few positions."""
+    monkeypatch.setattr(effects, "_DRAWS", 3)
+    monkeypatch.setattr(effects, "_SPAN", 5)
+    monkeypatch.setattr(effects, "_LOGITS", 2 * 31 * 5)
+    if not whole_head:
+        monkeypatch.setattr(Readout, "of", lambda *_: None)
+    at = 0
+
+    def drawn(shares: Tensor, labels: Tensor, random: Any) -> Iterator[Tensor]:
+        nonlocal at
+        whole = torch.full((2, 12), 0)
+        whole[:, places[at : at + labels.shape[1]]] = labels
+        own = [each[:, places[at : at + labels.shape[1]]] for each in given_labels(whole, 3)]
+        at += labels.shape[1]
+        yield from own
+
+    model = model_of(name, torch.float64)
+    _, labels = labels_of(name, inputs_of(model))
+    assert labels is not None
+    places = (labels >= 0).any(0).nonzero()[:, 0]
+    monkeypatch.setattr(effects, "_drawn", drawn)
+    found = head_estimates(model, inputs_of(model), calls_of(name), mask_token=MASK)
+    blocks = found.parts[0].shape[1]
+    for ours, each in zip(found.parts, by_hand(name, 3, 5), strict=True):
+        theirs = np.zeros_like(ours)
+        for i in range(12):
+            theirs[:, i * blocks // 12] += blocks * each[:, i]
+        np.testing.assert_allclose(ours, theirs, rtol=1e-7, atol=1e-12)
+
+
+def test_labels_are_drawn_as_often_as_the_model_expects_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(effects, "_DRAWS", 4000)
+    shares = torch.tensor([[[0.5, 0.0, 0.3, 0.2], [0.0, 0.0, 1.0, 0.0]], [[0.1, 0.2, 0.3, 0.4], [0.25] * 4]])
+    labels = torch.tensor([[1, 2], [0, NONE]])
+
+    def draw(seed: int) -> Tensor:
+        return torch.stack(list(effects._drawn(shares, labels, torch.Generator().manual_seed(seed))))
+
+    found = draw(0)
+    assert found.shape == (4000, 2, 2)
+    assert (found[:, 1, 1] == NONE).all(), "where there is no label none is drawn"
+    for row, place in ((0, 0), (0, 1), (1, 0)):
+        counts, expected = np.bincount(found[:, row, place], minlength=4), 4000 * shares[row, place].numpy()
+        assert (counts[expected == 0] == 0).all()
+        there = expected > 0
+        if there.sum() > 1:
+            assert stats.chisquare(counts[there], expected[there] * counts.sum() / expected.sum()).pvalue > 1e-4
+    assert torch.equal(found, draw(0))
+    assert not torch.equal(found, draw(1))
+
+
+def position_outputs(name: str) -> list[Tensor | None]:
+    """What heads put out without position, but of the second layer nothing is known."""
+    model = model_of(name, torch.float64)
+    found = effects._without_position(model, inputs_of(model), calls_of(name))
+    return [None if number == 1 else each for number, each in enumerate(found)]
+
+
+def test_estimates_of_taking_position_are_derivatives_on_the_way_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against central differences of passes in which a head is moved by a step, norms being float32 inside; NaN where a
+    head has no position."""
+    name, step = "Llama", 1e-2
+    model, calls, instead = model_of(name, torch.float64), calls_of(name), position_outputs(name)
+    monkeypatch.setattr(effects, "_DRAWS", 0)
+    monkeypatch.setattr(effects, "_without_position", lambda *_: instead)
+    found = head_estimates(model, inputs_of(model), calls, of="position")
+    anatomy = anatomy_of(model)
+    inputs = inputs_of(model)
+    with observed(model, anatomy):
+        passes = replay.Passes(model, anatomy, Outcome.of(model, inputs, {"decoder"}, None, 0))
+        places = [effects.place_of(model, call, passes.order) for call in calls]
+        for call, put in enumerate(instead):
+            if put is None:
+                assert np.isnan(found.effects[call]).all()
+                continue
+            for head in range(calls[call][4]):
+
+                def moved(by: float, head: int = head, call: int = call, put: Tensor = put) -> np.ndarray:
+                    def change(heads: Tensor) -> Tensor:
+                        heads = heads.clone()
+                        heads[:, :, head] += by * (put[:, :, head] - heads[:, :, head])
+                        return heads
+
+                    with torch.no_grad():
+                        return passes.losses(passes.run(changes={places[call]: change})).mean(1).numpy()
+
+                np.testing.assert_allclose(
+                    found.effects[call][:, head], (moved(step) - moved(-step)) / (2 * step), rtol=2e-3, atol=5e-5
+                )
+
+
+def test_what_cannot_be_estimated_is_refused() -> None:
+    model = model_of("Llama")
+    with pytest.raises(InputError, match=r"of must be .*, got 'bands'"):
+        head_estimates(model, inputs_of(model), calls_of("Llama"), of="bands")  # type: ignore[arg-type]
+    bert = model_of("Bert")
+    with pytest.raises(effects.NoGradient, match="method must be exact for last hidden states"):
+        head_estimates(bert, inputs_of(bert), calls_of("Bert"))
+
+
+# ---- losses some words at a time are those of all logits together ----------------------------------------------------
+
+
+def head_of(words: int, width: int, bias: bool, dtype: torch.dtype = torch.float64) -> nn.Linear:
+    return nn.Linear(width, words, bias=bias, dtype=dtype)
+
+
+@given(
+    rows=st.integers(1, 3),
+    tokens=st.integers(1, 5),
+    words=st.integers(1, 40),
+    at_once=st.tuples(st.integers(1, 7), st.integers(1, 50)),
+    bias=st.booleans(),
+    size=st.sampled_from([1e-3, 1.0, 1e3]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_losses_are_those_of_all_logits(
+    rows: int, tokens: int, words: int, at_once: tuple[int, int], bias: bool, size: float, seed: int
+) -> None:
+    """float64, to 1e-12 of the largest logit."""
+    torch.manual_seed(seed)
+    head, states = head_of(words, 6, bias), size * torch.randn(rows, tokens, 6, dtype=torch.float64)
+    labels = torch.randint(words, (rows, tokens)).masked_fill(torch.rand(rows, tokens) < 0.3, NONE)
+    with torch.no_grad():
+        found = Readout.of(head, states, head)
+        assert found is not None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(outcome, "_ROWS_AT_ONCE", at_once[0])
+            patch.setattr(outcome, "_WORDS", at_once[1])
+            ours = found.cross_entropies(states, labels)
+        logits = head(states)
+    theirs = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=NONE, reduction="none")
+    torch.testing.assert_close(ours, theirs.view(labels.shape), rtol=1e-12, atol=1e-12 * float(logits.abs().max() + 1))
+    assert (ours[labels == NONE] == 0).all()
+
+
+def capped(x: Tensor) -> Tensor:
+    return 30 * (x / 30).tanh()
+
+
+def test_a_head_that_does_more_is_none() -> None:
+    torch.manual_seed(0)
+    head, states = head_of(7, 4, False, torch.float32), torch.randn(2, 1, 4)
+    with torch.no_grad():
+        assert Readout.of(head, states, head) is not None
+        assert Readout.of(head, states, lambda x: capped(head(x))) is None
+        assert Readout.of(head, states, lambda x: 1.001 * head(x)) is None
+        assert Readout.of(head, states, lambda x: head(x)[..., :6]) is None
+        assert Readout.of(head, states.double(), lambda x: head(x.float()).double()) is None
+        assert Readout.of(head, states[..., :3], lambda x: F.linear(x, head.weight[:, :3])) is None
+        assert Readout.of(None, states, head) is None
+        assert Readout.of(nn.Sequential(head), states, head) is None
+        assert Readout.of(head.to("meta"), states, head) is None

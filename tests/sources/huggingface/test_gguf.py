@@ -20,33 +20,11 @@ from toeplens.studies import audit
 gguf = pytest.importorskip("gguf")
 
 WIDE = LLAMA | {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
-_NAMES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
 
 
 def _halves_to_pairs(weight: np.ndarray, heads: int) -> np.ndarray:
     """Rows of queries or keys as llama.cpp turns them: a pair's two dimensions next to each other."""
     return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
-
-
-def _named(key: str, weight: np.ndarray, config: Any) -> tuple[str, np.ndarray]:
-    words = key.removeprefix("model.").split(".")
-    if words[0] != "layers":
-        outside = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
-        return f"{outside[words[0]]}.weight", weight
-    part = ".".join(words[2:-1])
-    heads = {"self_attn.q_proj": config.num_attention_heads, "self_attn.k_proj": config.num_key_value_heads}
-    weight = _halves_to_pairs(weight, heads[part]) if part in heads else weight
-    return f"blk.{words[1]}.{_NAMES[part]}.weight", weight
 
 
 def written(model: Any, path: Path, change: Callable[[Any], None] = lambda writer: None, small: bool = True) -> Path:
@@ -63,8 +41,11 @@ def written(model: Any, path: Path, change: Callable[[Any], None] = lambda write
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     change(writer)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    turned = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for key, x in model.state_dict().items():
-        name, weight = _named(key, x.numpy(), config)
+        name, weight, part = names.get_name(key, try_suffixes=(".weight",)), x.numpy(), key.split(".")[-2]
+        weight = _halves_to_pairs(weight, turned[part]) if part in turned else weight
         kind = gguf.GGMLQuantizationType.Q8_0 if small and "blk" in name and weight.ndim == 2 else None
         data = weight if kind is None else gguf.quantize(weight, kind)
         writer.add_tensor(name, np.ascontiguousarray(data), raw_dtype=kind)

@@ -10,14 +10,27 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.sources.huggingface import ways
-from tests.sources.huggingface.models import BLOOM, INPUTS, NARROW, SIZES, T5, TOKENS, XLNET, calls_in, state, tiny
+from tests.sources.huggingface.models import (
+    BLOOM,
+    GPT,
+    INPUTS,
+    MIXED,
+    NARROW,
+    SIZES,
+    T5,
+    TOKENS,
+    XLNET,
+    calls_in,
+    state,
+    tiny,
+)
 from torch import Tensor
 
 from toeplens.encodings import BandControl
 from toeplens.encodings.rotary import swapped
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import Change, intervened
-from toeplens.sources.huggingface.interventions import changed_outputs
+from toeplens.sources.huggingface.interventions import NotThere, changed_outputs
 
 PLACE = ways.ROTARY["LlamaForCausalLM"][1]
 SEVERAL = [
@@ -25,10 +38,7 @@ SEVERAL = [
     Change(layer=0, heads=(2, 3), speed=0.0),
     Change(layer=1, bands=BandControl(silent=(3,))),
 ]
-WIDE = {
-    "StableLmForCausalLM",
-    "GPTNeoXForCausalLM",
-}  # whose rotation, of a quarter of the dimensions, has else one pair
+WIDE = {"StableLmForCausalLM", "GPTNeoXForCausalLM"}  # whose rotation, of a quarter of the width, has else one pair
 
 
 @pytest.mark.parametrize("kind", ways.ALL)
@@ -133,7 +143,7 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", ways.LLAMA),
     "window": ("MistralForCausalLM", NARROW),
     "cap": ("Gemma2ForCausalLM", NARROW),
-    "sinks": ("GptOssForCausalLM", NARROW | ways.MIXED),
+    "sinks": ("GptOssForCausalLM", NARROW | MIXED),
     "partial": ("GPTNeoXForCausalLM", SIZES),
     "alibi": ("BloomForCausalLM", BLOOM),
     "encoder": ("EsmForMaskedLM", SIZES | {"position_embedding_type": "rotary", "mask_token_id": 3}),
@@ -217,3 +227,100 @@ def test_where_padding_is_not_known_it_is_refused(way: Any) -> None:
         assert ways.logits(model, {"input_ids": text(3)}).isfinite().all()
         with pytest.raises(InputError, match=r"^output: a token of transformer.* may be padding"):
             ways.logits(model, {"input_ids": text(3), "attention_mask": ways.mask_of([12, 12, 9])})
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "sentence"),
+    [
+        (
+            "LlamaForCausalLM",
+            Change(layer=0, groups=(2,), output="zero"),
+            r"groups must be different numbers from 0 to 1 in .*, got \[2\]",
+        ),
+        ("LlamaForCausalLM", Change(layer=0, bias=False), r"bias: model.* adds no bias to its logits\."),
+        (
+            "LlamaForCausalLM",
+            Change(layer=0, bands=BandControl(order=(1, 0))),
+            r"order must name each of 0 to 3 once, got \[1, 0\] \(model.* has 4 pairs\)",
+        ),
+        ("GPT2LMHeadModel", Change(layer=0, bands=BandControl(order=(0,))), "order: .* has no rotation"),
+    ],
+)
+def test_what_is_not_there_is_one_sentence(kind: str, change: Change, sentence: str) -> None:
+    model = tiny(kind, **ways.ALL[kind][0])
+    before = state(model)
+    with intervened(model, change), pytest.raises(InputError, match=f"^{sentence}"):
+        ways.logits(model)
+    assert state(model) == before
+
+
+def test_a_head_is_changed_once_and_a_side_is_named_where_there_are_two() -> None:
+    model = tiny("LlamaForCausalLM", **ways.LLAMA)
+    twice = [Change(layer=0, heads=(1, 2), output="zero"), Change(layer=0, heads=(2,), speed=0.0)]
+    with intervened(model, twice), pytest.raises(InputError, match=r"^changes must not change head 2 of model.* twice"):
+        ways.logits(model)
+    model = tiny("T5ForConditionalGeneration", **T5)
+    inputs = INPUTS | {"decoder_input_ids": INPUTS["input_ids"]}
+    with intervened(model, Change(layer=0, output="zero")), pytest.raises(InputError, match=r"^side must be set"):
+        ways.logits(model, inputs)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({}, "bands, speed, bias, attention or output must be set"),
+        ({"speed": 0.0, "output": "zero"}, "speed and output must not both be set"),
+        ({"heads": (0,), "groups": (0,), "speed": 0.0}, "heads and groups must not both be set"),
+        ({"bands": BandControl(heads=(0,))}, "bands must not have heads"),
+        ({"speed": float("nan")}, "speed must be from .*, got nan"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_at_once(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=f"^{sentence}"):
+        Change(layer=0, **fields)
+
+
+def test_a_cache_of_keys_is_refused_and_another_model_is_left_alone() -> None:
+    model, other = (tiny("LlamaForCausalLM", **ways.LLAMA) for _ in range(2))
+    with torch.no_grad():
+        cache = model(**INPUTS, use_cache=True).past_key_values
+    with intervened(model, Change(layer=0, speed=0.0)):
+        with pytest.raises(InputError, match=r"^inputs must contain all tokens of a pass and not past_key_values"):
+            model(**INPUTS, past_key_values=cache)
+        assert ways.apart(ways.logits(model), ways.logits(other))
+    assert torch.equal(ways.logits(model), ways.logits(other))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (Change(layer=2, output="zero"), "layers must be from 1 to 2 in self attention, got 3."),
+        (Change(layer=0, heads=(1, 4), output="zero"), "heads must be different numbers from 1 to 4 in {}, got 2, 5."),
+        (
+            Change(layer=0, bands=BandControl(silent=(0, 0))),
+            "silent must be different numbers from 1 to 4 in {}, got 1, 1.",
+        ),
+    ],
+)
+def test_people_count_from_1(change: Change, sentence: str) -> None:
+    model = tiny("LlamaForCausalLM", **ways.LLAMA)
+    with intervened(model, change), pytest.raises(NotThere) as caught:
+        ways.logits(model)
+    told = caught.value.for_people("layers" if "layers" in sentence else None)
+    assert str(told) == sentence.format("model.layers.0.self_attn (LlamaAttention)")
+    assert str(told.for_people()) == str(told)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"), [("GPT2LMHeadModel", GPT), ("OPTForCausalLM", ways.ALL["OPTForCausalLM"][0])]
+)
+def test_more_tokens_than_a_table_of_positions_has_are_one_sentence(kind: str, sizes: dict[str, Any]) -> None:
+    model = tiny(kind, **sizes)
+    before = state(model)
+    with intervened(model, Change(layer=0, heads=(1,), output="zero")):
+        with pytest.raises(
+            InputError, match=r"^inputs must have at most 64 tokens, the positions of the model, got 65\.$"
+        ):
+            ways.logits(model, {"input_ids": torch.full((1, 65), 5)})
+        assert ways.logits(model, {"input_ids": torch.full((1, 64), 5)}).isfinite().all()
+    assert state(model) == before

@@ -7,30 +7,27 @@ from typing import Any
 import pytest
 import torch
 from tests.hosts.families import FAMILIES
-from tests.sources.huggingface.models import GROUPED, NARROW, tiny
+from tests.sources.huggingface.models import GROUPED, tiny
 from torch import Tensor
 
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import Change, intervened, prediction
 
 LONG = {"rope_type": "longrope", "rope_theta": 100.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {name: FAMILIES[name] for name in ("Llama", "GPT-2", "Gemma 3", "OPT")}
-MODELS |= {
-    "Mistral": ("MistralForCausalLM", NARROW),
-    "BLOOM": FAMILIES["BLOOM"],
+OWN = {"original_max_position_embeddings": 20}
+JAMBA = {
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "use_mamba_kernels": False,
+    "mamba_dt_rank": 4,
+    "num_experts": 2,
+}
+FAMILY = ("Llama", "GPT-2", "Gemma 3", "OPT", "Mistral", "BLOOM")
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {name: FAMILIES[name] for name in FAMILY} | {
     "Mamba": ("MambaForCausalLM", {"vocab_size": 31, "hidden_size": 32, "num_hidden_layers": 2}),
     # whose frequencies depend on the number of tokens, and whose cache holds a recurrence's state as well
-    "Phi-3": (
-        "Phi3ForCausalLM",
-        GROUPED
-        | {"original_max_position_embeddings": 20, "rope_parameters": LONG | {"original_max_position_embeddings": 20}},
-    ),
-    "Jamba": (
-        "JambaForCausalLM",
-        GROUPED
-        | {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False}
-        | {"mamba_dt_rank": 4, "num_experts": 2},
-    ),
+    "Phi-3": ("Phi3ForCausalLM", GROUPED | OWN | {"rope_parameters": LONG | OWN}),
+    "Jamba": ("JambaForCausalLM", GROUPED | JAMBA),
 }
 PLACES = (1, 2, 5, 9, 16, 23, 39)
 

@@ -16,7 +16,6 @@ from toeplens.sources.huggingface import Change, intervened, load_model
 from toeplens.sources.huggingface.interventions import changed_outputs
 
 MODELS = Path(__file__).parents[3] / "models"
-PLACE = "model.layers.{}.self_attn.o_proj"
 TOKENS = 48
 
 pytestmark = pytest.mark.heavy

@@ -8,24 +8,34 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sources.huggingface.models import GROUPED, TOKENS, Hand, SoftAttention, calls_in, tiny
+from tests.sources.huggingface.models import GROUPED, TOKENS, Hand, SoftAttention, calls_in, remade, tiny
 from torch import Tensor, nn
 
 from toeplens.lens import NoForm
-from toeplens.sources.huggingface import AttentionCall
+from toeplens.sources.huggingface import AttentionCall, rotation
 from toeplens.sources.huggingface.rotation import find_rotation
 
 ANGLES = torch.arange(TOKENS)[:, None] * torch.tensor([1.0, 0.1])
 
 
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Llama's rotation, under a name that says nothing."""
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+
+
 def apply_rotary(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Llama's, of heads of 4 dimensions."""
-    made = []
-    for x in (q, k):
-        a, b = x.chunk(2, -1)
-        cos, sin = ANGLES.cos(), ANGLES.sin()
-        made.append(torch.cat((a * cos - b * sin, a * sin + b * cos), -1))
-    return made[0], made[1]
+    """The same, of heads of 4 dimensions, under a name that is observed."""
+    return turned(q, ANGLES.cos(), ANGLES.sin()), turned(k, ANGLES.cos(), ANGLES.sin())
+
+
+def turned_pairs(x: Tensor, angles: Tensor, pairs: Tensor, out: Tensor | None = None) -> Tensor:
+    """Pairs of dimensions, which may lie elsewhere after it."""
+    made, out = x.clone(), pairs if out is None else out
+    a, b = x[..., pairs[:, 0]], x[..., pairs[:, 1]]
+    made[..., out[:, 0]] = a * angles.cos() - b * angles.sin()
+    made[..., out[:, 1]] = a * angles.sin() + b * angles.cos()
+    return made
 
 
 class TurnedAttention(SoftAttention):
@@ -54,10 +64,7 @@ class OwnAttention(SoftAttention):
 
     @staticmethod
     def apply_rotary_position(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        a, b = q * ANGLES.cos().repeat(1, 2), k * ANGLES.cos().repeat(1, 2)
-        turns = ANGLES.sin().repeat(1, 2)
-        signs = torch.tensor([-1.0, -1.0, 1.0, 1.0])
-        return a + q.roll(2, -1) * signs * turns, b + k.roll(2, -1) * signs * turns
+        return turned(q, ANGLES.cos(), ANGLES.sin()), turned(k, ANGLES.cos(), ANGLES.sin())
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return super().attend(*self.apply_rotary_position(q, k), v)
@@ -71,12 +78,6 @@ class HiddenAttention(SoftAttention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return super().attend(self.rotate_by_hand(q), k, v)
-
-
-def turned(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
-    """The rotation again, under a name that says nothing."""
-    a, b = x.chunk(2, -1)
-    return torch.cat((a * c - b * s, a * s + b * c), -1)
 
 
 class TwiceAttention(TurnedAttention):
@@ -110,17 +111,6 @@ def call_of(part: nn.Module) -> AttentionCall:
     return call
 
 
-def of_offsets(parts: dict[str, Any]) -> Tensor:
-    """Logits of pairs that are rotated as e^(iota (i - j) theta), by their definition."""
-    q, k, turns = parts["q"].double(), parts["k"].double(), parts["rotation"]
-    offsets = torch.arange(TOKENS)[:, None] - torch.arange(TOKENS)
-    made = torch.zeros(*q.shape[:3], TOKENS, dtype=torch.float64)
-    for pair, turn in enumerate(turns):
-        x, y = (torch.complex(z[..., 2 * pair], z[..., 2 * pair + 1]) for z in (q, k))
-        made += (x[..., :, None] * y[..., None, :].conj() * torch.exp(1j * turn * offsets)).real
-    return parts["scale"] * made
-
-
 @pytest.mark.parametrize("part", [NormedAttention, OwnAttention])
 def test_what_commutes_with_a_rotation_may_follow_it(part: type[nn.Module]) -> None:
     """Norms without weights, factors of tokens, repeated heads: the logits come again from what was not rotated."""
@@ -132,7 +122,7 @@ def test_what_commutes_with_a_rotation_may_follow_it(part: type[nn.Module]) -> N
     )
     torch.testing.assert_close(call.rotation.magnitudes, torch.ones(2, dtype=torch.float64), atol=1e-6, rtol=0)
     own = call.logits()
-    torch.testing.assert_close(of_offsets(call.placed()), own, atol=2e-6 * float(own.abs().max()), rtol=0)
+    torch.testing.assert_close(remade(**call.placed()), own, atol=2e-6 * float(own.abs().max()), rtol=0)
 
 
 def test_what_does_not_commute_is_refused() -> None:
@@ -176,17 +166,12 @@ def test_any_rotation_is_found(
     generator = torch.Generator().manual_seed(still)
     turns, width = torch.tensor(frequencies, dtype=torch.float64), 2 * len(frequencies)
     order = torch.arange(width).view(2, -1).T if pairing == "half" else torch.arange(width).view(-1, 2)
-    positions = torch.arange(start, start + 20)
-
-    def turned(x: Tensor) -> Tensor:
-        out, angles = x.clone(), positions[:, None] * turns
-        a, b = x[..., order[:, 0]], x[..., order[:, 1]]
-        out[..., order[:, 0]] = magnitude * (a * angles.cos() - b * angles.sin())
-        out[..., order[:, 1]] = magnitude * (a * angles.sin() + b * angles.cos())
-        return out
-
+    angles = torch.arange(start, start + 20)[:, None] * turns
     q, k = (torch.randn(2, h, 20, width + still, generator=generator, dtype=torch.float64) for h in (4, 2))
-    found = find_rotation((q, turned(q)), (k, turned(k)), torch.arange(20).unsqueeze(0))
+    sizes = torch.ones(width + still, dtype=torch.float64)
+    sizes[:width] = magnitude
+    both = ((x, sizes * turned_pairs(x, angles, order)) for x in (q, k))
+    found = find_rotation(*both, torch.arange(20).unsqueeze(0))
     assert found.pairing == pairing or len(frequencies) == 1
     assert torch.equal(found.pairs[: len(frequencies)], order)
     torch.testing.assert_close(found.frequencies[: len(frequencies)], turns, atol=1e-6, rtol=0)
@@ -199,7 +184,7 @@ def test_other_rotations_are_refused() -> None:
     q, k = torch.randn(2, 2, 3, 20, 8, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     places = torch.arange(20).unsqueeze(0)
     bent = places[0].double().square() * 0.05  # an angle that is not linear in the position
-    after = [(x, torch.cat((_plane(x, bent), x[..., 2:]), -1)) for x in (q, k)]
+    after = [(x, turned_pairs(x, bent[:, None], torch.tensor([[0, 1]]))) for x in (q, k)]
     with pytest.raises(NoForm, match="not one angle per position"):
         find_rotation(*after, places)
     grown = [(x, x * 0.9 ** places[0].unsqueeze(-1)) for x in (q, k)]  # a magnitude that is not the same everywhere
@@ -210,11 +195,6 @@ def test_other_rotations_are_refused() -> None:
         find_rotation(*mixed, places)
     with pytest.raises(NoForm, match="got 1"):
         find_rotation(*((x[:, :, :1], x[:, :, :1]) for x in (q, k)), places[:, :1])
-
-
-def _plane(x: Tensor, angles: Tensor) -> Tensor:
-    z = torch.complex(x[..., 0], x[..., 1]) * torch.exp(1j * angles)
-    return torch.stack((z.real, z.imag), -1)
 
 
 LENGTH, PAIRS = 20, 4
@@ -233,14 +213,6 @@ def dimensions(pairing: str, start: int) -> tuple[Tensor, Tensor]:
     return half if pairing == "half" else beside, beside if pairing == "interleaved" else half
 
 
-def turned_pairs(x: Tensor, pairing: str, start: int) -> Tensor:
-    (pairs, out), made = dimensions(pairing, start), x.clone()
-    a, b = x[..., pairs[:, 0]], x[..., pairs[:, 1]]
-    made[..., out[:, 0]] = a * TABLE.cos() - b * TABLE.sin()
-    made[..., out[:, 1]] = a * TABLE.sin() + b * TABLE.cos()
-    return made
-
-
 def queries_and_keys(dead: list[int], pairing: str, start: int, still: int) -> list[tuple[Tensor, Tensor]]:
     """Before and after; the rotated part begins at ``start``, and ``still`` dimensions follow it."""
     generator = torch.Generator().manual_seed(still)
@@ -248,7 +220,7 @@ def queries_and_keys(dead: list[int], pairing: str, start: int, still: int) -> l
     for heads in (4, 2):
         x = torch.randn(2, heads, LENGTH, start + 2 * PAIRS + still, generator=generator, dtype=torch.float64)
         x[..., dimensions(pairing, start)[0][dead].flatten()] = 0
-        found.append((x, turned_pairs(x, pairing, start)))
+        found.append((x, turned_pairs(x, TABLE, *dimensions(pairing, start))))
     return found
 
 
@@ -291,3 +263,38 @@ def test_pairs_too_slow_for_a_low_precision_are_the_tables() -> None:
     assert bool(call.rotation.tabled[-1]) == bool(call.rotation.tabled.any())
     wanted = torch.tensor([1, 0.1, 0.01, 0.001], dtype=torch.float64)
     torch.testing.assert_close(call.rotation.frequencies, wanted, atol=1e-3, rtol=0)
+
+
+def rotated(
+    tokens: int, rounding: torch.dtype = torch.float32
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
+    """Queries and keys before and after three pairs are turned, the third of nothing; and the positions."""
+    made, positions = torch.Generator().manual_seed(2), 5 + torch.arange(tokens)
+    angles = positions[:, None] * torch.tensor([1.0, 0.1, 0.003], dtype=torch.float64)
+    cos, sin = (x.to(rounding).float() for x in (angles.cos(), angles.sin()))
+    both = []
+    for heads in (4, 2):
+        x = torch.randn(2, heads, tokens, 6, generator=made)
+        x[..., 2::3] = 0
+        both.append((x, turned(x, cos, sin)))
+    return both[0], both[1], positions.unsqueeze(0)
+
+
+@pytest.mark.parametrize("rounding", [torch.float32, torch.bfloat16])
+def test_frequencies_of_long_inputs_are_read_from_near_to_far(rounding: torch.dtype) -> None:
+    """Neighbours alone would leave the slope off by turns at the end."""
+    tokens = 30_000
+    found = find_rotation(*rotated(tokens, rounding), rounding=rounding)
+    assert len(found.frequencies) == 2
+    wrong = (found.frequencies - torch.tensor([1.0, 0.1], dtype=torch.float64)).abs()
+    assert float(wrong.max()) * tokens < 0.02
+
+
+@pytest.mark.parametrize("token", [0, 20, 33, 59])
+def test_a_token_that_is_turned_otherwise_is_noticed(token: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it is read or not."""
+    monkeypatch.setattr(rotation, "_READ", 10)
+    q, k, positions = rotated(60)
+    k[1][:, :, token] *= -1
+    with pytest.raises(NoForm, match="rotation: it"):
+        find_rotation(q, k, positions)

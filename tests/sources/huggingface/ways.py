@@ -9,14 +9,13 @@ from itertools import product
 from typing import Any
 
 import torch
-from tests.sources.huggingface.models import BLOOM, GPT, GROUPED, INPUTS, LATENT, NARROW, SIZES, TOKENS
+from tests.sources.huggingface.models import BLOOM, GPT, GROUPED, INPUTS, LATENT, MIXED, NARROW, SIZES, TOKENS
 from torch import Tensor
 
 from toeplens.lens.kit.interventions import donors
 from toeplens.sources.huggingface import AttentionCall
 
 LLAMA = NARROW | {"sliding_window": None}
-MIXED = {"num_local_experts": 2, "num_experts_per_tok": 1}
 # the output projection of a layer's attention, from the model on
 ROTARY: dict[str, tuple[dict[str, Any], str]] = {
     "LlamaForCausalLM": (GROUPED, "model.layers.{}.self_attn.o_proj"),
