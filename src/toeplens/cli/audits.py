@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from toeplens.cli.options import Json, option, path, with_options
+from toeplens.cli.options import Json, argument, option, with_options
 from toeplens.ground import InputError, invalid
 from toeplens.ground.execution import ClusterOptions
 from toeplens.ground.places import entered
@@ -16,23 +14,12 @@ from toeplens.studies.kit.options import AuditOptions
 
 @with_options()
 def audit(
-    model: Annotated[
-        list[str],
-        typer.Argument(help="Hugging Face model, GGUF file or toeplens run. Several are audited in parallel."),
-    ],
-    out: Annotated[Path, option("Output directory; one folder per model if several.", metavar="PATH", parser=path)],
-    text: Annotated[
-        list[Path] | None,
-        option(
-            "Text file to read (UTF-8, .jsonl or .parquet). Repeatable; intervals are then over files.",
-            metavar="FILE",
-            parser=path,
-        ),
-    ] = None,
-    tokens: Annotated[
-        list[Path] | None,
-        option("Token ids to read instead: .npy or .json.", metavar="FILE", parser=path),
-    ] = None,
+    model: list[str] = argument(..., "Hugging Face model, GGUF file or toeplens run. Several are audited in parallel."),
+    out: Path = option(..., "Output directory; one folder per model if several.", "PATH"),
+    text: list[Path] | None = option(
+        None, "Text file to read (UTF-8, .jsonl or .parquet). Repeatable; intervals are then over files.", "FILE"
+    ),
+    tokens: list[Path] | None = option(None, "Token ids to read instead: .npy or .json.", "FILE"),
     *,
     options: AuditOptions,
     cluster: ClusterOptions,
@@ -76,9 +63,9 @@ def audit(
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(help="Directory of an audit.", parser=path)],
-    second: Annotated[Path, typer.Argument(help="Directory of another audit.", parser=path)],
-    out: Annotated[Path, option("Output directory for the page.", metavar="PATH", parser=path)],
+    first: Path = argument(..., "Directory of an audit.", is_path=True),
+    second: Path = argument(..., "Directory of another audit.", is_path=True),
+    out: Path = option(..., "Output directory for the page.", "PATH"),
     as_json: Json = False,
 ) -> None:
     """Compare two audits head by head.

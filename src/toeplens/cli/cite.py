@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from toeplens.cli.options import Json, option, path
+from toeplens.cli.options import Json, argument, option
 from toeplens.version import __version__
 
 TITLE, AUTHORS, LICENSE = "toeplens", "The toeplens authors", "Apache-2.0"  # as CITATION.cff has them
@@ -16,11 +14,8 @@ ABOUT = "A laboratory for positional information in Transformers"
 
 
 def cite(
-    directory: Annotated[
-        Path | None,
-        typer.Argument(help="Also cite the encodings of this study or run.", parser=path),
-    ] = None,
-    bibtex: Annotated[bool, option("Print BibTeX.", "--bibtex")] = False,
+    directory: Path | None = argument(None, "Also cite the encodings of this study or run.", is_path=True),
+    bibtex: bool = option(False, "Print BibTeX.", flag="--bibtex"),
     as_json: Json = False,
 ) -> None:
     """Print citations of toeplens, the papers and encodings."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from toeplens.cli.options import Json, Recorded, option, path
+from toeplens.cli.options import Json, Recorded, option
 from toeplens.cli.studies import page_in
 from toeplens.ground import InputError, choose, invalid, write_json, write_text
 from toeplens.ground.places import entered
@@ -17,17 +17,10 @@ FIGURES, TABLES = "figures.json", "tables.json"
 
 def figures(
     directory: Recorded,
-    form: Annotated[str, option("pdf, svg or png (300 dpi) (default: pdf).", "--format", metavar="NAME")] = "pdf",
-    figure: Annotated[
-        list[str] | None, option("Name or number of a figure; repeatable (default: all).", metavar="NAME")
-    ] = None,
-    columns: Annotated[
-        int | None,
-        option("Width in columns: 1 (3.25 in) or 2 (6.75 in) (default: as on the page).", metavar="N"),
-    ] = None,
-    out: Annotated[
-        Path | None, option("Output directory (default: DIRECTORY/figures).", metavar="PATH", parser=path)
-    ] = None,
+    form: str = option("pdf", "pdf, svg or png (300 dpi) (default: pdf).", "NAME", flag="--format"),
+    figure: list[str] | None = option(None, "Name or number of a figure; repeatable (default: all).", "NAME"),
+    columns: int | None = option(None, "Width in columns: 1 (3.25 in) or 2 (6.75 in) (default: as on the page).", "N"),
+    out: Path | None = option(None, "Output directory (default: DIRECTORY/figures).", "PATH"),
     as_json: Json = False,
 ) -> None:
     """Export the figures of a page, sized for a paper.
@@ -65,10 +58,8 @@ def figures(
 
 def tables(
     directory: Recorded,
-    form: Annotated[str, option("csv, latex (booktabs) or both (default: both).", "--format", metavar="NAME")] = "both",
-    out: Annotated[
-        Path | None, option("Output directory (default: DIRECTORY/tables).", metavar="PATH", parser=path)
-    ] = None,
+    form: str = option("both", "csv, latex (booktabs) or both (default: both).", "NAME", flag="--format"),
+    out: Path | None = option(None, "Output directory (default: DIRECTORY/tables).", "PATH"),
     as_json: Json = False,
 ) -> None:
     """Export the tables of a page as CSV and LaTeX.

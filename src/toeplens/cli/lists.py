@@ -5,12 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.markup import escape
 
-from toeplens.cli.options import Full, Json, changed, option, path
+from toeplens.cli.options import Full, Json, argument, changed, option
 from toeplens.ground import InputError, choose
 from toeplens.ground.places import free
 
@@ -44,23 +43,12 @@ def list_encodings(full: Full = False, as_json: Json = False) -> None:
 
 
 def card(
-    out: Annotated[
-        Path,
-        option("Page to write; without NAME, the directory for all cards.", metavar="PATH", parser=path),
-    ],
-    name: Annotated[
-        str | None,
-        typer.Argument(help="An encoding, or a sum such as rope+fox (default: all)."),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        option(
-            "Change an option, e.g. base=500 (rope.base=500 for rope+fox). Repeatable.",
-            "--set",
-            metavar="OPTION=VALUE",
-        ),
-    ] = None,
-    length: Annotated[int, option("Sequence length in tokens (default: 512).", metavar="N")] = 512,
+    out: Path = option(..., "Page to write; without NAME, the directory for all cards.", "PATH"),
+    name: str | None = argument(None, "An encoding, or a sum such as rope+fox (default: all)."),
+    set_: list[str] | None = option(
+        None, "Change an option, e.g. base=500 (rope.base=500 for rope+fox). Repeatable.", "OPTION=VALUE", flag="--set"
+    ),
+    length: int = option(512, "Sequence length in tokens (default: 512).", "N"),
     as_json: Json = False,
 ) -> None:
     """Measure an encoding and write its card.

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from toeplens.cli.options import Device, Json, ModelDtype, Pickled, StudyOut, option, path, with_options
+from toeplens.cli.options import Device, Json, ModelDtype, Pickled, StudyOut, argument, option, with_options
 from toeplens.ground import InputError, invalid
 from toeplens.ground.execution import ExecutionOptions
 from toeplens.ground.options import MEASURE
@@ -17,27 +15,20 @@ from toeplens.studies.kit.options import Asked
 
 @with_options()
 def probe(
-    model: Annotated[str, typer.Argument(help="Hugging Face model or GGUF file.")],
-    out: Annotated[Path, option("Output directory.", metavar="PATH", parser=path)],
-    text: Annotated[
-        list[Path] | None,
-        option("Text file to read (UTF-8, .jsonl or .parquet).", metavar="FILE", parser=path),
-    ] = None,
-    tokens: Annotated[
-        Path | None,
-        option("Token ids instead; no needles or lists.", metavar="FILE", parser=path),
-    ] = None,
-    change: Annotated[
-        list[str] | None,
-        option("Intervention, e.g. 'layers=3-5 heads=1 output=zero'. Repeatable.", metavar="CHANGE"),
-    ] = None,
+    model: str = argument(..., "Hugging Face model or GGUF file."),
+    out: Path = option(..., "Output directory.", "PATH"),
+    text: list[Path] | None = option(None, "Text file to read (UTF-8, .jsonl or .parquet).", "FILE"),
+    tokens: Path | None = option(None, "Token ids instead; no needles or lists.", "FILE"),
+    change: list[str] | None = option(
+        None, "Intervention, e.g. 'layers=3-5 heads=1 output=zero'. Repeatable.", "CHANGE"
+    ),
     *,
     asked: Asked,
-    heads: Annotated[bool, option("Find retrieval heads.", "--heads/--no-heads", panel=MEASURE)] = True,
+    heads: bool = option(True, "Find retrieval heads.", panel=MEASURE, flag="--heads/--no-heads"),
     dtype: ModelDtype = "auto",
     device: Device = "auto",
     pickled: Pickled = False,
-    seed: Annotated[int, option("Random seed (default: 0).", panel=MEASURE, metavar="N")] = 0,
+    seed: int = option(0, "Random seed (default: 0).", "N", MEASURE),
     as_json: Json = False,
 ) -> None:
     """Test a model's recall, copying, counting and order.
@@ -77,20 +68,17 @@ def probe(
 
 @with_options("time_budget")
 def pretrained(
-    model: Annotated[str, typer.Argument(help="Hugging Face model or GGUF file.")],
-    text: Annotated[
-        list[Path],
-        option("Text file to read (UTF-8, .jsonl or .parquet); repeatable.", metavar="FILE", parser=path),
-    ],
+    *,
+    model: str = argument(..., "Hugging Face model or GGUF file."),
+    text: list[Path] = option(..., "Text file to read (UTF-8, .jsonl or .parquet); repeatable.", "FILE"),
     out: StudyOut,
-    sequences: Annotated[int, option("Sequences per text (default: 2).", panel=MEASURE, metavar="N")] = 2,
-    tokens: Annotated[int, option("Tokens per sequence (default: 1024).", panel=MEASURE, metavar="N")] = 1024,
-    effect_tokens: Annotated[int, option("Tokens for ablation (default: 256).", panel=MEASURE, metavar="N")] = 256,
-    probe_tokens: Annotated[int, option("Tokens per needle text (default: 512).", panel=MEASURE, metavar="N")] = 512,
+    sequences: int = option(2, "Sequences per text (default: 2).", "N", MEASURE),
+    tokens: int = option(1024, "Tokens per sequence (default: 1024).", "N", MEASURE),
+    effect_tokens: int = option(256, "Tokens for ablation (default: 256).", "N", MEASURE),
+    probe_tokens: int = option(512, "Tokens per needle text (default: 512).", "N", MEASURE),
     dtype: ModelDtype = "auto",
     device: Device = "auto",
-    seed: Annotated[int, option("Random seed (default: 42).", panel=MEASURE, metavar="N")] = 42,
-    *,
+    seed: int = option(42, "Random seed (default: 42).", "N", MEASURE),
     execution: ExecutionOptions,
     as_json: Json = False,
 ) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from toeplens.cli.options import (
     Full,
@@ -14,9 +12,8 @@ from toeplens.cli.options import (
     Recorded,
     StudyDirectory,
     StudyPlace,
+    argument,
     option,
-    path,
-    url_or_path,
     with_options,
 )
 from toeplens.ground import InputError, choose
@@ -29,38 +26,28 @@ if TYPE_CHECKING:
 
 PARTS = ("core", "others", "partial", "mla", "factors", "factors-back", "ladder", "mechanism")
 OURS = ("canonical", "canonical-smoke", "language", "language-large", "language-smoke")
+_PARTS, _OURS = ", ".join(PARTS), ", ".join(OURS)
 
 
 @with_options()
 def reproduce(
     out: StudyPlace,
-    scale: Annotated[
-        str,
-        option(
-            "smoke (a minute), laptop (10 minutes), desk (minutes per model) or paper (GPU, hours) (default: laptop).",
-            panel=MEASURE,
-            metavar="NAME",
-        ),
-    ] = "laptop",
-    protocol: Annotated[
-        str, option("paper, released or both (default: both).", panel=MEASURE, metavar="NAME")
-    ] = "both",
-    seeds: Annotated[
-        int,
-        option(
-            "Seeds per cell. Verdicts need at least 5; with fewer they are only indicative (default: 1).",
-            panel=MEASURE,
-            metavar="N",
-        ),
-    ] = 1,
-    part: Annotated[
-        list[str] | None,
-        option(
-            f"Part to run: {', '.join(PARTS)} or all. Repeatable; added to the parts already in OUT (default: core).",
-            panel=MEASURE,
-            metavar="NAME",
-        ),
-    ] = None,
+    scale: str = option(
+        "laptop",
+        "smoke (a minute), laptop (10 minutes), desk (minutes per model) or paper (GPU, hours) (default: laptop).",
+        "NAME",
+        MEASURE,
+    ),
+    protocol: str = option("both", "paper, released or both (default: both).", "NAME", MEASURE),
+    seeds: int = option(
+        1, "Seeds per cell. Verdicts need at least 5; with fewer they are only indicative (default: 1).", "N", MEASURE
+    ),
+    part: list[str] | None = option(
+        None,
+        f"Part to run: {_PARTS} or all. Repeatable; added to the parts already in OUT (default: core).",
+        "NAME",
+        MEASURE,
+    ),
     *,
     execution: ExecutionOptions,
     cluster: ClusterOptions,
@@ -107,31 +94,19 @@ def reproduce(
 
 @with_options()
 def study(
-    spec: Annotated[
-        Path,
-        typer.Argument(help=f"A YAML file, or a built-in study: {', '.join(OURS)}.", parser=path),
-    ],
-    out: Annotated[
-        Path | None,
-        option(
-            "Output directory or URL (default: demo/NAME). An interrupted study found here is resumed.",
-            parser=url_or_path,
-            metavar="PATH|URL",
-        ),
-    ] = None,
-    seeds: Annotated[
-        int | None,
-        option("Seeds per cell. Verdicts need at least 5 (default: as in the file).", panel=MEASURE, metavar="N"),
-    ] = None,
-    text: Annotated[
-        list[Path] | None,
-        option(
-            "Text for language tasks: a text file, .jsonl, .parquet or a folder. Repeatable (default: as in the file).",
-            panel=MEASURE,
-            metavar="PATH",
-            parser=path,
-        ),
-    ] = None,
+    spec: Path = argument(..., f"A YAML file, or a built-in study: {_OURS}.", is_path=True),
+    out: Path | None = option(
+        None, "Output directory or URL (default: demo/NAME). An interrupted study found here is resumed.", "PATH|URL"
+    ),
+    seeds: int | None = option(
+        None, "Seeds per cell. Verdicts need at least 5 (default: as in the file).", "N", MEASURE
+    ),
+    text: list[Path] | None = option(
+        None,
+        "Text for language tasks: a text file, .jsonl, .parquet or a folder. Repeatable (default: as in the file).",
+        "PATH",
+        MEASURE,
+    ),
     *,
     execution: ExecutionOptions,
     cluster: ClusterOptions,
@@ -164,14 +139,8 @@ def study(
 @with_options()
 def theory(
     out: StudyPlace,
-    scale: Annotated[
-        str,
-        option("smoke, laptop, desk or paper (default: laptop).", panel=MEASURE, metavar="NAME"),
-    ] = "laptop",
-    seeds: Annotated[
-        int,
-        option("Number of seeds. Verdicts need at least 5 (default: 5).", panel=MEASURE, metavar="N"),
-    ] = 5,
+    scale: str = option("laptop", "smoke, laptop, desk or paper (default: laptop).", "NAME", MEASURE),
+    seeds: int = option(5, "Number of seeds. Verdicts need at least 5 (default: 5).", "N", MEASURE),
     *,
     execution: ExecutionOptions,
     cluster: ClusterOptions,
@@ -251,9 +220,7 @@ def report_page(directory: Recorded, as_json: Json = False) -> None:
 def claims(
     directory: StudyDirectory,
     full: Full = False,
-    evidence: Annotated[
-        bool, option("Also print each claim's rule, evidence and what is missing.", "--evidence")
-    ] = False,
+    evidence: bool = option(False, "Also print each claim's rule, evidence and what is missing.", flag="--evidence"),
     as_json: Json = False,
 ) -> None:
     """Judge the claims of a study and print the verdicts."""
