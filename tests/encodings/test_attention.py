@@ -584,17 +584,3 @@ def test_with_avx_512_torchs_own_kernel_gives_the_same(monkeypatch: pytest.Monke
     found = with_gradients(attend(q, k, v, **told), *each)
     for one, other in zip(found, with_gradients(attend(q, k, v, fused=False, **told), *each), strict=True):
         torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-5)
-
-
-def test_second_derivatives_are_those_of_attention_formed_whole():
-    q, k, v = (torch.randn(2, 2, 5, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    bias = torch.randn(1, 2, 5, 5, dtype=torch.float64, requires_grad=True)
-
-    def blockwise(*given_blocks: Tensor) -> Tensor:
-        return attend_blocked(*given_blocks, 0.0, 0.7, causal=True)  # type: ignore[arg-type]
-
-    assert torch.autograd.gradcheck(blockwise, (q, k, v, bias))
-    assert torch.autograd.gradgradcheck(blockwise, (q, k, v, bias))
-    out = attend_blocked(q, k, v, None, 0.5, 0.7, causal=True)
-    with pytest.raises(RuntimeError, match="attention with dropout has no second derivative"):
-        torch.autograd.grad(out.sum(), q, create_graph=True)

@@ -21,8 +21,6 @@ from toeplens.engine.remote import working_copy
 from toeplens.ground.execution import ClusterOptions, ExecutionOptions, Workers, cluster_of
 from toeplens.ground.signals import stop_on_signals
 
-Limits = ExecutionOptions
-
 __all__ = [
     "FACTORS",
     "FEWEST",
@@ -36,7 +34,6 @@ __all__ = [
     "HeadWatch",
     "Job",
     "LengthResult",
-    "Limits",
     "Watched",
     "Workers",
     "ablate_run",

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.studies.here import DEPOSIT, Here
 
-from toeplens.engine import Limits
+from toeplens.engine import ExecutionOptions
 from toeplens.ground import InputError, read_json
 from toeplens.papers.deposit import SCALES, Reproduction, claims_of, gather, grid, reproduce
 from toeplens.studies import Cell, CellResult
@@ -247,6 +247,6 @@ def test_runs_that_diverge_are_finished_and_said_to_have_diverged(
 @pytest.mark.parametrize(("budget", "reserve"), [(540, 20), (25, 6.25)])
 def test_a_time_budget_leaves_time_to_write_everything_down(budget: float, reserve: float):
     now = time.time()
-    limits = Limits(device="cpu", time_budget=f"{budget}s")
+    limits = ExecutionOptions(device="cpu", time_budget=f"{budget}s")
     assert limits.deadline == pytest.approx(now + budget - reserve, abs=2)
     assert limits.device == "cpu"

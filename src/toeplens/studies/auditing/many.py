@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from toeplens.engine import Limits, Workers, cluster_of, must_serve, plan_workers, spread
+from toeplens.engine import ExecutionOptions, Workers, cluster_of, must_serve, plan_workers, spread
 from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, write_json
 from toeplens.ground.locks import LOCK
 from toeplens.ground.machine import memory, out_of_memory
@@ -149,7 +149,7 @@ class Piece:
         return of_audit(self.name, self.asked, audit) if audit.about.get("request") == self.digest else None
 
 
-def apart(piece: Piece, limits: Limits, tell: Callable[..., None]) -> Audited | None:
+def apart(piece: Piece, limits: ExecutionOptions, tell: Callable[..., None]) -> Audited | None:
     """Audit a model in a separate process; None if interrupted.
 
     ``tell`` receives a description of the current work, the finished amount and the total. An interrupted process is
@@ -289,7 +289,7 @@ def audit_many(
             spread(
                 apart,
                 left,
-                Limits(device=options.device),
+                ExecutionOptions(device=options.device),
                 workers,
                 on_done=lambda index, each: done(each, True),
                 on_told=lambda index, *told: on_progress(left[index].name, *told),
