@@ -22,7 +22,7 @@ from tests.cli.command import Toeplens
 from tests.studies.probing.models import TEXT, saved
 
 from toeplens.cli import audit_output
-from toeplens.cli.audits import names_of
+from toeplens.cli.pretrained import names_of
 from toeplens.studies.auditing import Audit, HeadRecord, LayerRecord, many, open_audit, read_text, study
 
 transformers = pytest.importorskip("transformers")

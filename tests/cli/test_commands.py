@@ -92,10 +92,14 @@ def test_help_names_defaults_in_short_sentences(command: typer.models.CommandInf
     assert command.callback is not None
     texts = [command.help or ""]
     for parameter in inspect.signature(command.callback, eval_str=True).parameters.values():
-        about = parameter.annotation.__metadata__[0]
+        about = default = parameter.default
+        if isinstance(default, typer.models.ParameterInfo):
+            default = about.default
+        else:
+            about = parameter.annotation.__metadata__[0]
         texts.append(about.help)
-        if parameter.default not in (inspect.Parameter.empty, None, False, True):
-            assert f"(default: {parameter.default})" in about.help, parameter.name
+        if default not in (inspect.Parameter.empty, ..., None, False, True):
+            assert f"(default: {default})" in about.help, parameter.name
     for sentence in re.split(r"(?<=[.:;])\s", " ".join(texts)):
         assert len(sentence.split()) <= 20, sentence
 

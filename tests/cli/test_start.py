@@ -99,7 +99,7 @@ def test_type_checkers_see_the_same_names():
 
 FEW = """
 import sys
-import toeplens.cli.audits, toeplens.cli.audit_output, toeplens.report.auditing.page
+import toeplens.cli.pretrained, toeplens.cli.audit_output, toeplens.report.auditing.page
 print(sum(name.split(".")[0] == "toeplens" for name in sys.modules))
 """
 

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from toeplens.cli.options import Full, Json, argument, changed, option
 from toeplens.ground import InputError, choose
-from toeplens.ground.places import free
+from toeplens.ground.outputs import free
 
 
 def list_encodings(full: Full = False, as_json: Json = False) -> None:

@@ -10,7 +10,7 @@ from toeplens.cli.options import Device, Json, RunDirectory, argument, changed, 
 from toeplens.ground import InputError, choose, invalid, read_json
 from toeplens.ground.execution import ExecutionOptions
 from toeplens.ground.options import TRAINING
-from toeplens.ground.places import free
+from toeplens.ground.outputs import free
 
 
 @with_options("time_budget", "device", "compile", "follow")

@@ -39,8 +39,8 @@ from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, choos
 from toeplens.ground.cache import Cache
 from toeplens.ground.errors import first_line
 from toeplens.ground.execution import MOST_STACKED, CompileMode, ExecutionOptions, Workers, cluster_of
-from toeplens.ground.locks import Busy, locked
 from toeplens.ground.machine import out_of_memory
+from toeplens.ground.outputs import Busy, locked
 from toeplens.lens import HeadAblation
 from toeplens.lens.ablation import Method, ablate_by
 from toeplens.lens.kit.interventions import Intervention, Metric

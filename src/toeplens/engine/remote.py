@@ -27,7 +27,7 @@ from toeplens.ground import EnvironmentFailure, InputError, invalid, write_bytes
 from toeplens.ground.errors import first_line
 from toeplens.ground.execution import ExecutionOptions
 from toeplens.ground.files import is_leftover, make_directory
-from toeplens.ground.locks import LOCK
+from toeplens.ground.outputs import LOCK
 from toeplens.training.run import CHECKPOINT, PROGRESS, RESULT
 
 RUNS, _DRIVER, _STUDY = "runs", "driver.json", "study.json"

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from toeplens.encodings import options as encoding_options
-from toeplens.engine.language.bits import TEST, Interval
-from toeplens.engine.language.texts import Texts, bits_a_byte, longest, read
+from toeplens.engine.language.bits import TEST, Interval, Texts, bits_a_byte, longest, read
 from toeplens.ground import InputError, invalid
 from toeplens.ground.reading import Count, Positive, Text, Truth
 from toeplens.ground.records import AtLeast1, Record

@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from toeplens.engine.language.bits import TEST, Interval
-from toeplens.engine.language.texts import cut, read
+from toeplens.engine.language.bits import TEST, Interval, cut, read
 from toeplens.ground import InputError, invalid
 from toeplens.ground.reading import Count, Positive, Share
 from toeplens.ground.records import AtLeast1, Each, NearlyShare, Record

@@ -22,9 +22,8 @@ import torch
 
 from toeplens.engine import ExecutionOptions, Workers, cluster_of, must_serve, plan_workers, spread
 from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, write_json
-from toeplens.ground.locks import LOCK
 from toeplens.ground.machine import memory, out_of_memory
-from toeplens.ground.places import entered
+from toeplens.ground.outputs import LOCK, entered
 from toeplens.ground.reading import Count, Text
 from toeplens.ground.records import Record
 from toeplens.ground.signals import ignored_by_children

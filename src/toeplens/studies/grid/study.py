@@ -12,7 +12,7 @@ from typing import Any, Self
 from toeplens import tasks
 from toeplens.engine import ExecutionOptions, Job, Workers, run_jobs
 from toeplens.engine.jobs import OnEvent
-from toeplens.engine.language.texts import cut
+from toeplens.engine.language.bits import cut
 from toeplens.ground import InputError, choose
 from toeplens.ground.errors import first_line, located
 from toeplens.ground.records import Record

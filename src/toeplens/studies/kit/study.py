@@ -17,7 +17,7 @@ import pyarrow as pa
 from toeplens.engine import ExecutionOptions, Job, Workers, must_have, without_weights
 from toeplens.ground import InputError, choose, parse_json, read_json, write_json
 from toeplens.ground.files import is_leftover, make_directory, read_bytes, unzipped
-from toeplens.ground.locks import LOCK, Busy, locked
+from toeplens.ground.outputs import LOCK, Busy, locked
 from toeplens.ground.reading import LARGEST, Count, Number, Positive, Text, Truth
 from toeplens.ground.records import Record
 from toeplens.studies.kit.claims import Entry
