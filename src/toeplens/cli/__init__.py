@@ -77,8 +77,7 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def _main(
     version: Annotated[
-        bool,
-        typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version),
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
     pass

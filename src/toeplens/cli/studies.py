@@ -6,16 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toeplens.cli.options import (
-    Full,
-    Json,
-    Recorded,
-    StudyDirectory,
-    StudyPlace,
-    argument,
-    option,
-    with_options,
-)
+from toeplens.cli.options import Full, Json, Recorded, StudyDirectory, StudyPlace, argument, option, with_options
 from toeplens.ground import InputError, choose
 from toeplens.ground.execution import ClusterOptions, ExecutionOptions
 from toeplens.ground.options import MEASURE

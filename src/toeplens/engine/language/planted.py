@@ -106,13 +106,7 @@ def needles(model: Decoder, task: LanguageTask, *, trials: int = 32, seed: int =
 
 
 def _needles(
-    model: Decoder,
-    corpus: Corpus,
-    letters: Int[np.ndarray, "m"],
-    length: int,
-    depth: float,
-    trials: int,
-    seed: int,
+    model: Decoder, corpus: Corpus, letters: Int[np.ndarray, "m"], length: int, depth: float, trials: int, seed: int
 ) -> dict[str, Any]:
     """Accuracy and loss on the values of needles, or why they cannot be measured."""
     least = 2 * KEY + 2 * VALUE + 3
