@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -118,16 +118,15 @@ def figures(
     place = directory / "figures" if out is None else out
     panels, about = {}, []
     for each in wanted:
+        own = {"figure": each.id, "number": each.number, "title": each.title, "caption": printed_caption(each)}
         for name, panel in printed_panels(each, columns).items():
-            file = f"{name}.{kind}"
-            panels[place / file] = panel
-            row = {"figure": each.id, "number": each.number, "title": each.title, "caption": printed_caption(each)}
-            row |= {"view": panel.view, "group": panel.group, "panel": panel.panel}
-            about.append({"file": file, **row, "inches": [round(size, 2) for size in panel.inches]})
+            panels[place / f"{name}.{kind}"] = panel
+            drawn = {"view": panel.view, "group": panel.group, "panel": panel.panel}
+            about.append({"file": f"{name}.{kind}", **own, **drawn, "inches": [round(x, 2) for x in panel.inches]})
     with entered(place, "figures", (FIGURES,)), console.bar("drawing", len(panels)) as step:
         write_json(place / FIGURES, {"directory": str(directory), "figures": about})
         draw(panels, kind, tabs=os.cpu_count() or 1, on_done=lambda _: step())
-    _print(place, about, f"{_many(about, 'file')} of {_many(wanted, 'figure')}", as_json)
+    _print(place, about, len(wanted), "figure", as_json)
 
 
 def tables(
@@ -156,17 +155,14 @@ def tables(
                 write_text(place / file, write(table))
                 about.append({"file": file, "table": table.name, "rows": len(table.body)})
         write_json(place / TABLES, {"directory": str(directory), "tables": about})
-    _print(place, about, f"{_many(about, 'file')} of {_many(found, 'table')}", as_json)
+    _print(place, about, len(found), "table", as_json)
 
 
-def _many(things: Sequence[Any], what: str) -> str:
-    return f"{len(things)} {what}{'s' if len(things) != 1 else ''}"
-
-
-def _print(place: Path, about: list[dict[str, Any]], words: str, as_json: bool) -> None:
+def _print(place: Path, about: list[dict[str, Any]], count: int, what: str, as_json: bool) -> None:
     from toeplens.cli import console
 
     if as_json:
         console.print_json({"directory": str(place), "files": about})
         return
-    console.say(f"{words}: {place.resolve()}")
+    files, things = (f"{n} {name}{'s' if n != 1 else ''}" for n, name in ((len(about), "file"), (count, what)))
+    console.say(f"{files} of {things}: {place.resolve()}")

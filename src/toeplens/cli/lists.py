@@ -63,16 +63,18 @@ def card(
         raise InputError("set must not be used without an encoding.")
     names = encodings.names() if name is None else (encodings.canonical(name),)
     options = changed({}, set_ or [])
-    for each_option in options:
-        known = encodings.named(names[0])  # options of a sum are named by part
-        choose(
-            f"option of encoding {names[0]!r}", each_option, known if len(known) > 1 else encodings.options(names[0])
-        )
+    parts = encodings.named(names[0])  # options of a sum are named by part
+    for each in options:
+        choose(f"option of encoding {names[0]!r}", each, parts if len(parts) > 1 else encodings.options(names[0]))
     if name is None:
         report.free_for_cards(names, out)
     else:
         free(out, "card")
-    cards = [make_card(each, length=length, **options) for each in console.track(names, "measuring")]
+    cards = []
+    with console.bar("measuring", len(names)) as step:
+        for each in names:
+            cards.append(make_card(each, length=length, **options))
+            step()
     page = report.write_card(cards[0], out) if name is not None else report.write_cards(cards, out)
     console.print_page(page, as_json=as_json, cards=[made.to_dict() for made in cards])
 

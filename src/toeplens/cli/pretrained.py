@@ -179,11 +179,8 @@ def pretrained(
     progress = AuditProgress()
     sizes = {"sequences": sequences, "tokens": tokens, "effect_tokens": effect_tokens, "probe_tokens": probe_tokens}
     options: dict[str, Any] = {"dtype": dtype, "device": device, "seed": seed, "on_progress": progress, **sizes}
-
-    def on_piece(name: str, at: int, count: int) -> None:
-        progress.finish(f"[{at}/{count}] {name}")
-
+    options["on_piece"] = lambda name, at, count: progress.finish(f"[{at}/{count}] {name}")
     with interruptible(execution) as limits:
         with progress:
-            state = study.examine(model, texts, out, **options, on_piece=on_piece, limits=limits)
+            state = study.examine(model, texts, out, **options, limits=limits)
         tables.print_study(state, write_pretrained(state), as_json=as_json)

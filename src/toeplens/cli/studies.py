@@ -60,7 +60,8 @@ def reproduce(
         choose("protocol", protocol, (*PROTOCOLS, "both"))
     protocols: tuple[Protocol, ...] = tuple(p for p in PROTOCOLS if protocol in (p, "both"))
     parts = study.chosen_parts(part or ["core"])
-    asked = study.planned(out, scale, protocols, seeds, parts)
+    plan: dict[str, Any] = {"scale": scale, "protocols": protocols, "seeds": seeds, "parts": parts}
+    asked = study.planned(out, **plan)
     jobs = asked.jobs()
     about = f"{len(jobs)} models at scale {scale} ({study.SCALES[scale].about})"
     if fewer := study.SCALES[scale].fewer(asked.seeds):
@@ -70,16 +71,7 @@ def reproduce(
     progress = StudyProgress(jobs, about, execution, cluster)
     with interruptible(execution) as limits:
         with progress:
-            state = study.reproduce(
-                out,
-                scale=scale,
-                protocols=protocols,
-                seeds=seeds,
-                parts=parts,
-                limits=limits,
-                workers=cluster,
-                on_event=progress,
-            )
+            state = study.reproduce(out, **plan, limits=limits, workers=cluster, on_event=progress)
         tables.print_study(state, write_page(state), tables.accuracy_tables(state.table), as_json=as_json)
 
 
@@ -151,14 +143,11 @@ def theory(
     jobs = mathematics.jobs(scale, seeds)
     about = f"{len(mathematics.EXPERIMENTS) * seeds} experiments, and {len(jobs)} models at scale {scale}"
     progress = StudyProgress(jobs, about, execution, cluster)
-
-    def done(name: str, seed: int) -> None:
-        console.say(f"{name}, seed {seed}: done", aside=True)
-
+    plan: dict[str, Any] = {"scale": scale, "seeds": seeds, "workers": cluster, "on_event": progress}
+    plan["on_record"] = lambda name, seed: console.say(f"{name}, seed {seed}: done", aside=True)
     with interruptible(execution) as limits:
-        plan: dict[str, Any] = {"scale": scale, "seeds": seeds, "limits": limits, "workers": cluster}
         with progress:
-            state = mathematics.check_theory(out, **plan, on_event=progress, on_record=done)
+            state = mathematics.check_theory(out, **plan, limits=limits)
         tables.print_study(state, write_theory(state), as_json=as_json)
 
 

@@ -65,33 +65,10 @@ def projected(
 def in_parts(x: Float[Tensor, "B N width"], heads: int) -> tuple[Queries, Keys, Keys]:
     """Split the last dimension of ``x`` into queries, keys and values, head by head.
 
-    The backward pass of torch's `split` copies the three gradients three times; here each is written once, to its final
-    location.
+    The backward pass of torch's `split` copies the three gradients three times; that of `unbind` stacks them once.
     """
-    if torch.compiler.is_compiling() or is_mapped():
-        return _views(x, heads)
-    found: Any = _Parts.apply(x, heads)
-    return found
-
-
-def _views(x: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    parts = x.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
-    return parts[0], parts[1], parts[2]
-
-
-class _Parts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.shape, ctx.heads = x.shape, heads
-        return _views(x, heads)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        whole = grads[0].new_empty(ctx.shape)
-        for place, grad in zip(_views(whole, ctx.heads), grads, strict=True):
-            place.copy_(grad)
-        return whole, None
+    q, k, v = x.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    return q, k, v
 
 
 def read_at(
