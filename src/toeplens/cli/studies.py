@@ -56,8 +56,7 @@ def reproduce(
     from toeplens.training.presets import PROTOCOLS
 
     choose("scale", scale, study.SCALES)
-    if protocol != "both":
-        choose("protocol", protocol, (*PROTOCOLS, "both"))
+    choose("protocol", protocol, (*PROTOCOLS, "both"))
     protocols: tuple[Protocol, ...] = tuple(p for p in PROTOCOLS if protocol in (p, "both"))
     parts = study.chosen_parts(part or ["core"])
     plan: dict[str, Any] = {"scale": scale, "protocols": protocols, "seeds": seeds, "parts": parts}
