@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +27,16 @@ def list_encodings(full: Full = False, as_json: Json = False) -> None:
         facts = {field: getattr(kind, field) for field in ("coupling", "also_couples", "toeplitz", "data_dependent")}
         facts["scale"] = {0: "1", 1: "1/sqrt(d)"}.get(kind.scale_terms, f"1/sqrt({kind.scale_terms}d)")
         facts |= {"formula": kind.formula, "options": _defaults(encodings.options(name)), "citation": kind.citation}
-        rows.append({"name": name, **facts})
-
-    def told(row: dict[str, Any]) -> dict[str, str]:
-        return {
-            "acts on": ", ".join((row["coupling"], *row["also_couples"])),
-            "Toeplitz": "yes" if row["toeplitz"] else "no",
-            "content": "yes" if row["data_dependent"] else "no",
-            "scale": row["scale"],
-            "options (defaults)": _options(row),
-            "citation": row["citation"],
+        told = {
+            "acts on": ", ".join((kind.coupling, *kind.also_couples)),
+            "Toeplitz": "yes" if kind.toeplitz else "no",
+            "content": "yes" if kind.data_dependent else "no",
+            "scale": facts["scale"],
+            "options (defaults)": _options(facts["options"]),
+            "citation": kind.citation,
         }
-
-    _print(rows, told, full, as_json, "encoding", "acts on", "Toeplitz", "content", "citation")
+        rows.append(({"name": name, **facts}, told))
+    _print(rows, full, as_json, "encoding", "acts on", "Toeplitz", "content", "citation")
 
 
 def card(
@@ -86,47 +83,38 @@ def list_tasks(full: Full = False, as_json: Json = False) -> None:
     rows = []
     for name in tasks.names():
         kind, chance = tasks.get(name), tasks.build(name).chance()
-        options, about = _defaults(tasks.options(name)), inspect.getdoc(kind)
-        rows.append({"name": name, "answer": kind.answer, "chance": chance, "options": options, "about": about})
-
-    def told(row: dict[str, Any]) -> dict[str, str]:
-        return {
-            "answer depends on": row["answer"],
-            "chance": f"{row['chance']:.4f}",
-            "about": " ".join(row["about"].split("\n\n")[0].split()),
-            "options (defaults)": _options(row),
+        options, about = _defaults(tasks.options(name)), inspect.getdoc(kind) or ""
+        told = {
+            "answer depends on": kind.answer,
+            "chance": f"{chance:.4f}",
+            "about": " ".join(about.split("\n\n")[0].split()),
+            "options (defaults)": _options(options),
         }
+        row = {"name": name, "answer": kind.answer, "chance": chance, "options": options, "about": about}
+        rows.append((row, told))
+    _print(rows, full, as_json, "task", "answer depends on", "chance", "about")
 
-    _print(rows, told, full, as_json, "task", "answer depends on", "chance", "about")
 
-
-def _print(
-    rows: list[dict[str, Any]],
-    told: Callable[[dict[str, Any]], dict[str, str]],
-    full: bool,
-    as_json: bool,
-    kind: str,
-    *shown: str,
-) -> None:
-    """Print rows as JSON, or for people: all of what ``told`` gives, or one line with the columns ``shown``."""
+def _print(rows: list[tuple[dict[str, Any], dict[str, str]]], full: bool, as_json: bool, *columns: str) -> None:
+    """Print rows as JSON, or all facts about each, or those of the columns on one line; the first is the name."""
     from toeplens.cli import console
 
     if as_json:
-        console.print_json(rows)
+        console.print_json([row for row, _ in rows])
         return
-    entries = [(row["name"], {fact: escape(text) for fact, text in told(row).items()}) for row in rows]
+    entries = [(row["name"], {fact: escape(text) for fact, text in told.items()}) for row, told in rows]
     if full:
         console.print_in_full(entries)
         return
-    table = console.brief(kind, *shown)
+    table = console.brief(*columns)
     for name, facts in entries:
-        table.add_row(name, *(facts[fact] for fact in shown))
+        table.add_row(name, *(facts[fact] for fact in columns[1:]))
     console.out.print(table)
     console.say("Use --full for options and full texts.")
 
 
-def _options(row: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in row["options"].items()) or "none"
+def _options(options: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in options.items()) or "none"
 
 
 def _defaults(parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:

@@ -64,9 +64,9 @@ class Session:
         directory: Path,
         execution: Execution,
         watcher: Watcher | None,
+        loggers: Sequence[OpenLogger],
         *,
-        loggers: Sequence[OpenLogger] = (),
-        stacked: bool = False,
+        stacked: bool,
     ) -> None:
         self.spec, self.directory, self.execution, self.stacked = spec, directory, execution, stacked
         self.watch = Watch(watcher, spec.total_steps)
@@ -343,7 +343,8 @@ def train_as_one(
     """
     execution, tell = replace(execution or ExecutionOptions(), **options), on_progress or (lambda *told: None)
     directories = [Path(out) / spec.name for spec in specs]
-    with _sessions(specs, directories, execution, watchers, loggers) as sessions:
+    seen_by = watchers or [None] * len(specs), loggers or [()] * len(specs)
+    with _sessions(specs, directories, execution, *seen_by) as sessions:
 
         def report(some: Sequence[Session]) -> None:
             for place, session in sessions.items():
@@ -406,8 +407,8 @@ def _sessions(
     specs: Sequence[RunSpec],
     directories: Sequence[Path],
     execution: ExecutionOptions,
-    watchers: Sequence[Watcher | None] | None,
-    loggers: Sequence[Sequence[OpenLogger]] | None,
+    watchers: Sequence[Watcher | None],
+    loggers: Sequence[Sequence[OpenLogger]],
 ) -> Iterator[dict[int, Session]]:
     """The sessions of unfinished runs by index, in their locked directories."""
     with ExitStack() as held:
@@ -427,14 +428,7 @@ def _sessions(
             stacked, plan = True, replace(plan, compiled=False, why="stack of one model: a CUDA graph")
         held.enter_context(torch.random.fork_rng(devices=[plan.device] if plan.device.type == "cuda" else []))
         sessions = {
-            place: Session(
-                specs[place],
-                directories[place],
-                plan,
-                watchers[place] if watchers else None,
-                loggers=loggers[place] if loggers else (),
-                stacked=stacked,
-            )
+            place: Session(specs[place], directories[place], plan, watchers[place], loggers[place], stacked=stacked)
             for place in places
         }
         try:
