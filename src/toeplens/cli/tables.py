@@ -70,14 +70,9 @@ def print_claims(entries: Sequence[Entry], *, full: bool = False) -> None:
     }
     rows = [[pills.get((claim.id, protocol), "–") for protocol in protocols] for claim in claims]
     if full:
-        about = [
-            {"statement": escape(claim.statement), "rule": escape(claim.rule), "source": escape(claim.source)}
-            for claim in claims
-        ]
-        print_in_full(
-            (claim.id, dict(zip(heads, row, strict=True)) | facts)
-            for claim, row, facts in zip(claims, rows, about, strict=True)
-        )
+        for claim, row in zip(claims, rows, strict=True):
+            about = {name: escape(getattr(claim, name)) for name in ("statement", "rule", "source")}
+            print_in_full([(claim.id, dict(zip(heads, row, strict=True)) | about)])
         return
     used = max(len(claim.id) for claim in claims) + sum(len(head) + 3 for head in heads) + 8
     stated = out.width - used >= _ROOM
