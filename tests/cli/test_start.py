@@ -14,7 +14,7 @@ from tests.cli.command import TINY, TOEPLENS, Toeplens
 
 import toeplens as tl
 from toeplens.cli.studies import OURS, PARTS
-from toeplens.ground.signals import INTERRUPTED
+from toeplens.ground.execution import INTERRUPTED
 from toeplens.papers import deposit as study
 from toeplens.studies import grid
 

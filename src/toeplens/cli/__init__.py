@@ -16,8 +16,8 @@ import typer
 from toeplens.cli import export, lists, pretrained, runs, studies
 from toeplens.cli.options import Command
 from toeplens.ground import ToeplensError
+from toeplens.ground.execution import EXIT_CODE, INTERRUPTED
 from toeplens.ground.machine import out_of_memory
-from toeplens.ground.signals import EXIT_CODE, INTERRUPTED
 from toeplens.version import __version__
 
 __all__ = ["app", "report"]

@@ -20,9 +20,8 @@ import torch
 
 from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, invalid
 from toeplens.ground.errors import first_line
-from toeplens.ground.execution import ClusterOptions, ExecutionOptions, Workers, clocks, cluster_of
+from toeplens.ground.execution import ClusterOptions, ExecutionOptions, Workers, clocks, cluster_of, ignored_by_children
 from toeplens.ground.machine import cores, within
-from toeplens.ground.signals import ignored_by_children
 
 Work = Callable[[Any, ExecutionOptions, Callable[..., None]], Any]  # of a piece; must be importable
 _LOOK = 0.1  # seconds between two checks
