@@ -19,8 +19,8 @@ from rich.table import Table
 
 from toeplens.engine.head_watch import HeadWatch
 from toeplens.training import Run, RunSpec, run_spec, train
+from toeplens.training.loop import Watcher
 from toeplens.training.presets import DISTANCE, starting_spec
-from toeplens.training.watcher import Watcher
 
 
 class After:

@@ -19,7 +19,7 @@ import pytest
 
 from toeplens import encodings
 from toeplens.ground import InputError
-from toeplens.ground.locks import LOCK
+from toeplens.ground.outputs import LOCK
 from toeplens.training import Run, RunSpec, run_spec
 
 MODEL: dict[str, Any] = {

@@ -20,7 +20,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         from toeplens.cli import app, report
-        from toeplens.ground.signals import EXIT_CODE
+        from toeplens.ground.execution import EXIT_CODE
     except KeyboardInterrupt:
         sys.exit(130)
     try:

@@ -10,7 +10,7 @@ import yaml
 from tests.builders import tiny
 from tests.cli.command import Toeplens
 
-from toeplens.cli.cite import AUTHORS, LICENSE, TITLE
+from toeplens.cli.export import AUTHORS, LICENSE, TITLE
 from toeplens.papers.deposit import PAPER as DEPOSIT
 from toeplens.papers.positional_symbolic import PAPER as SYMBOLIC
 from toeplens.training import train

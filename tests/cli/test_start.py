@@ -14,7 +14,7 @@ from tests.cli.command import TINY, TOEPLENS, Toeplens
 
 import toeplens as tl
 from toeplens.cli.studies import OURS, PARTS
-from toeplens.ground.signals import INTERRUPTED
+from toeplens.ground.execution import INTERRUPTED
 from toeplens.papers import deposit as study
 from toeplens.studies import grid
 
@@ -88,7 +88,7 @@ def test_type_checkers_see_the_same_names():
 
 FEW = """
 import sys
-import toeplens.cli.audits, toeplens.cli.audit_output, toeplens.report.auditing.page
+import toeplens.cli.pretrained, toeplens.cli.audit_output, toeplens.report.auditing.page
 print(sum(name.split(".")[0] == "toeplens" for name in sys.modules))
 """
 

@@ -20,7 +20,7 @@ from tests.cli.command import TINY, TOEPLENS, Toeplens, changes, in_a_process
 
 from toeplens.engine import pool
 from toeplens.ground import read_json
-from toeplens.ground.signals import INTERRUPTED
+from toeplens.ground.execution import INTERRUPTED
 from toeplens.papers.deposit import SCALES, claims_of
 from toeplens.studies.kit import study
 from toeplens.training import Run

@@ -575,7 +575,7 @@ def test_where_it_is_not_faster_it_is_left_to_torch(monkeypatch: pytest.MonkeyPa
     assert is_faster(short, short, dropout=0.1)
 
 
-def test_second_derivatives_are_those_of_attention_formed_whole():
+def test_derivatives_of_blockwise_attention_are_those_of_its_formula():
     q, k, v = (torch.randn(2, 2, 5, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
     bias = torch.randn(1, 2, 5, 5, dtype=torch.float64, requires_grad=True)
 
@@ -583,7 +583,3 @@ def test_second_derivatives_are_those_of_attention_formed_whole():
         return attend_blocked(*given_blocks, 0.0, 0.7, causal=True)  # type: ignore[arg-type]
 
     assert torch.autograd.gradcheck(blockwise, (q, k, v, bias))
-    assert torch.autograd.gradgradcheck(blockwise, (q, k, v, bias))
-    out = attend_blocked(q, k, v, None, 0.5, 0.7, causal=True)
-    with pytest.raises(RuntimeError, match="attention with dropout has no second derivative"):
-        torch.autograd.grad(out.sum(), q, create_graph=True)

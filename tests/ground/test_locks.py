@@ -9,7 +9,7 @@ import pytest
 from tests.builders import held
 
 from toeplens.ground import EnvironmentFailure, InputError
-from toeplens.ground.locks import LOCK, locked
+from toeplens.ground.outputs import LOCK, locked
 
 
 def test_what_another_process_holds_is_refused_in_one_sentence(tmp_path: Path):

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from toeplens.ground.signals import ignored_by_children, stop_on_signals
+from toeplens.ground.execution import ignored_by_children, stop_on_signals
 
 
 def handlers() -> list[object]:

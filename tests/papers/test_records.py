@@ -22,8 +22,8 @@ from toeplens.studies.grid import language
 from toeplens.studies.grid.measured import matrix
 from toeplens.studies.kit.study import read_record
 from toeplens.studies.kit.verdicts import ENOUGH, OPEN
+from toeplens.training.loop import moments
 from toeplens.training.presets import PROTOCOLS
-from toeplens.training.watcher import moments
 
 RESULTS = Path(__file__).parents[2] / "results"
 LADDER = "ladder"  # a part of desk, of which not every place is trained (results/README.md)

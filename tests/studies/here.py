@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from toeplens.engine import Job, Limits, run_job
+from toeplens.engine import ExecutionOptions, Job, run_job
 
 DEPOSIT, GRID = (import_module(f"toeplens.{each}.study") for each in ("papers.deposit", "studies.grid"))  # where it is
 
@@ -20,7 +20,7 @@ class Here:
         self.stop_after = 10**6
         self.done: list[str] = []
 
-    def __call__(self, jobs: Sequence[Job], out: Path, limits: Limits, **_: Any) -> None:
+    def __call__(self, jobs: Sequence[Job], out: Path, limits: ExecutionOptions, **_: Any) -> None:
         for job in jobs:
             run = out / job.spec.name
             trained = (run / "ablation.json").exists()

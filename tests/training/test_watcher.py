@@ -16,7 +16,7 @@ from tests.builders import After, Crash, Watching, files, outcome, refusal, time
 
 from toeplens.ground import InputError, execution
 from toeplens.model import Decoder
-from toeplens.training import Run, RunSpec, loop, train, watcher
+from toeplens.training import Run, RunSpec, loop, train
 from toeplens.training import run as store
 
 pytestmark = pytest.mark.usefixtures("no_disk")
@@ -237,7 +237,7 @@ class Clock:
 
     def __init__(self, patch: pytest.MonkeyPatch, first: float = 1.0) -> None:
         self.now, self.took = 0.0, first
-        for module in (loop, watcher, execution):
+        for module in (loop, execution):
             patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now))
         original = loop.Session.take_step
 

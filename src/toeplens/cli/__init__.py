@@ -13,11 +13,11 @@ from typing import Annotated
 
 import typer
 
-from toeplens.cli import audits, cite, export, lists, probes, runs, studies
+from toeplens.cli import export, lists, pretrained, runs, studies
 from toeplens.cli.options import Command
 from toeplens.ground import ToeplensError
+from toeplens.ground.execution import EXIT_CODE, INTERRUPTED
 from toeplens.ground.machine import out_of_memory
-from toeplens.ground.signals import EXIT_CODE, INTERRUPTED
 from toeplens.version import __version__
 
 __all__ = ["app", "report"]
@@ -31,9 +31,9 @@ app = typer.Typer(
 )
 _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Models and encodings": {
-        "audit": audits.audit,
-        "compare": audits.compare,
-        "probe": probes.probe,
+        "audit": pretrained.audit,
+        "compare": pretrained.compare,
+        "probe": pretrained.probe,
         "encodings": lists.list_encodings,
         "card": lists.card,
         "tasks": lists.list_tasks,
@@ -41,13 +41,13 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Studies": {
         "reproduce": studies.reproduce,
         "study": studies.study,
-        "pretrained": probes.pretrained,
+        "pretrained": pretrained.pretrained,
         "theory": studies.theory,
         "report": studies.report_page,
         "claims": studies.claims,
         "figures": export.figures,
         "tables": export.tables,
-        "cite": cite.cite,
+        "cite": export.cite,
     },
     "Single runs": {
         "train": runs.train_run,
@@ -77,8 +77,7 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def _main(
     version: Annotated[
-        bool,
-        typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version),
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
     pass

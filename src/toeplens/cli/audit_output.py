@@ -93,12 +93,14 @@ def audit_tables(found: Audit) -> list[Table]:
     columns |= {"previous": "prev.", "first": "first", "induction": "ind."}
     columns |= {"effect": "eff."} if known else {}
     names = Names.of(found)
-    heads = table("Heads with the largest effect" if known else "Most positional heads", "head", *columns.values())
     ordered = sorted(
         (each for each in found.heads if getattr(each, by) is not None), key=lambda each: -getattr(each, by)
     )
-    for head in ordered[:_LISTED]:
-        heads.add_row(names.short(head), *(_short(getattr(head, name), name) for name in columns))
+    title = "Heads with the largest effect" if known else "Most positional heads"
+    cells = [
+        (names.short(head), *(_short(getattr(head, name), name) for name in columns)) for head in ordered[:_LISTED]
+    ]
+    heads = table(title, "head", *columns.values(), rows=cells)
     heads.caption = (
         "Shares of the logits' variance: pos. positional, symb. symbolic, int. interaction; Toep.: Toeplitz share of "
         "their energy. Mean attention: prev. previous token, first token, ind. induction."
@@ -107,7 +109,8 @@ def audit_tables(found: Audit) -> list[Table]:
     rows: dict[tuple[str, ...], list[LayerRecord]] = {}  # layers whose printed rows are equal
     for one in found.layers:
         count = str(one.heads) if one.heads == one.key_heads else f"{one.heads} on {one.key_heads} KV"
-        rows.setdefault((names.place(one), count, _position(one), _window(one)), []).append(one)
+        position = _ROTATION.sub(r"rotates \1/\2 (\3)", one.position)
+        rows.setdefault((names.place(one), count, position, _window(one)), []).append(one)
     for (place, *texts), alike in rows.items():
         proof = max(max(each.outputs, each.weights or 0.0) for each in alike)
         layers.add_row(f"{place}L{spans(each.layer + 1 for each in alike)}", *texts, f"{proof:.1e}")
@@ -117,43 +120,44 @@ def audit_tables(found: Audit) -> list[Table]:
 def _bands(found: Audit) -> Table:
     """Effect of freezing each band of each layer's frequencies; columns as in the layer with the most bands."""
     names = Names.of(found)
-    rows = {names.short_layer(layer): found.bands_of(layer) for layer in found.layers}
-    columns = [f"{band.first + 1}-{band.last + 1}" for band in max(rows.values(), key=len)]
-    made = table("Loss increase when a band of frequencies is frozen, by pairs", "layer", *columns)
-    for layer, bands in rows.items():
-        if bands:
-            missing = ["–"] * (len(columns) - len(bands))
-            made.add_row(layer, *(_short(band.effect, "effect") for band in bands), *missing)
-    return made
+    layers = {names.short_layer(layer): found.bands_of(layer) for layer in found.layers}
+    columns = [f"{band.first + 1}-{band.last + 1}" for band in max(layers.values(), key=len)]
+    rows = [(layer, *(_short(band.effect, "effect") for band in bands)) for layer, bands in layers.items() if bands]
+    cells = [(*row, *["–"] * (len(columns) + 1 - len(row))) for row in rows]
+    return table("Loss increase when a band of frequencies is frozen, by pairs", "layer", *columns, rows=cells)
 
 
 def _deposits(found: Audit) -> Table:
     """Each layer's helpful and harmful effects, and how concentrated the helpful ones are."""
-    names, title = Names.of(found), f"Effect of {done(found)} heads by layer (–: within noise)"
-    made = table(title, "layer", "helpful", "harmful", "largest", "its share", "eff. heads")
+    names, rows = Names.of(found), []
     for layer in found.layers:
-        row = [names.short_layer(layer), *(_short(layer.deposit.get(name), "effect") for name in ("helps", "harms"))]
         top, share = top_head(found, layer), layer.deposit.get("top_share")
-        if top is None or share is None:
-            made.add_row(*row, "–", "–", "–")
-        else:
+        largest = ["–", "–", "–"]
+        if top is not None and share is not None:
             effective = fixed(layer.deposit.get("effective_heads") or 0, 1)
-            made.add_row(*row, f"H{top.head + 1}", f"{fixed(100 * share, 0)}%", effective)
-    return made
+            largest = [f"H{top.head + 1}", f"{fixed(100 * share, 0)}%", effective]
+        effects = (_short(layer.deposit.get(name), "effect") for name in ("helps", "harms"))
+        rows.append([names.short_layer(layer), *effects, *largest])
+    columns = ("layer", "helpful", "harmful", "largest", "its share", "eff. heads")
+    return table(f"Effect of {done(found)} heads by layer (–: within noise)", *columns, rows=rows)
 
 
 def probe_table(found: ProbeRecord) -> Table:
     """Loss and accuracy per behaviour; for a changed model also the increase in nats."""
-    columns = ("nats per token", "accuracy", *(("changed", "increase") if found.changes else ()))
-    made = table("Loss and accuracy (95% intervals)", "predicted", "count", *columns)
+    rows = []
     for behaviour in ABOUT:
         for each in found.summaries(behaviour):
-            row = [title_of(behaviour).lower(), str(each.count)]
-            row += [interval(each.nats, 2), interval(each.right, 2, most=1)]
+            row = [
+                title_of(behaviour).lower(),
+                str(each.count),
+                interval(each.nats, 2),
+                interval(each.right, 2, most=1),
+            ]
             if found.changes:
                 row += [interval(each.changed_nats, 2), interval(each.more_nats, 2, least=None)]
-            made.add_row(*row)
-    return made
+            rows.append(row)
+    columns = ("predicted", "count", "nats per token", "accuracy", *(("changed", "increase") if found.changes else ()))
+    return table("Loss and accuracy (95% intervals)", *columns, rows=rows)
 
 
 def weight_notes(about: Mapping[str, Any]) -> Iterator[str]:
@@ -183,11 +187,6 @@ def audit_notes(found: Audit) -> Iterator[str]:
     if "race" in found.about:
         yield found.about["race"]
     yield f"relative difference between the captured and the plain forward pass: {found.whole:.1e}"
-
-
-def _position(layer: LayerRecord) -> str:
-    """How a layer encodes position, in short; a rotation by the number of dimensions that it rotates."""
-    return _ROTATION.sub(r"rotates \1/\2 (\3)", layer.position)
 
 
 def _window(layer: LayerRecord) -> str:
@@ -271,17 +270,10 @@ def audit_all(
 
 def many_table(rows: Sequence[Audited]) -> Table:
     """One line per model: heads, mean positional share, largest effect, proof error."""
-    columns = ("layers", "heads", "pos.", "loss", "effect", "of", "proof")
-    made = table("Audits (mean positional share, largest effect)", "model", *columns)
+    columns = ("model", "layers", "heads", "pos.", "loss", "effect", "of", "proof")
+    cells = []
     for each in rows:
-        made.add_row(
-            escape(each.name),
-            str(each.layers),
-            str(each.heads),
-            fixed(each.positional, 2),
-            fixed(each.baseline, 3),
-            fixed(each.effect, 3),
-            each.head or "–",
-            f"{max(each.difference or 0.0, each.whole or 0.0):.1e}",
-        )
-    return made
+        sizes = escape(each.name), str(each.layers), str(each.heads)
+        figures = fixed(each.positional, 2), fixed(each.baseline, 3), fixed(each.effect, 3)
+        cells.append((*sizes, *figures, each.head or "–", f"{max(each.difference or 0.0, each.whole or 0.0):.1e}"))
+    return table("Audits (mean positional share, largest effect)", *columns, rows=cells)

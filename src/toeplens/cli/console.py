@@ -6,19 +6,16 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape, render
 from rich.padding import Padding
 from rich.progress import Progress
-from rich.progress import track as rich_track
 from rich.table import Table
 
 from toeplens.ground.files import finite
-
-Item = TypeVar("Item")
 
 out = Console()
 err = Console(stderr=True)
@@ -81,11 +78,6 @@ def print_in_full(entries: Iterable[tuple[str, dict[str, str]]]) -> None:
         for fact, text in facts.items():
             grid.add_row(fact, text)
         out.print(Padding(grid, (0, 0, 0, 2)))
-
-
-def track(items: Sequence[Item], doing: str) -> Iterable[Item]:
-    """Iterate with a progress bar on standard error, if it is a terminal."""
-    return rich_track(items, description=doing, console=err, disable=not err.is_terminal, transient=True)
 
 
 @contextmanager

@@ -1,33 +1,100 @@
-"""Commands that export a page for a paper: figures as pictures, tables as CSV and LaTeX."""
+"""Commands that export for a paper: citations, figures as pictures, tables as CSV and LaTeX."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from toeplens.cli.options import Json, Recorded, option, path
+from toeplens.cli.options import Json, Recorded, argument, option
 from toeplens.cli.studies import page_in
 from toeplens.ground import InputError, choose, invalid, write_json, write_text
-from toeplens.ground.places import entered
+from toeplens.ground.outputs import entered
+from toeplens.version import __version__
+
+TITLE, AUTHORS, LICENSE = "toeplens", "The toeplens authors", "Apache-2.0"  # as CITATION.cff has them
+ABOUT = "A laboratory for positional information in Transformers"
+
+
+def cite(
+    directory: Path | None = argument(None, "Also cite the encodings of this study or run.", is_path=True),
+    bibtex: bool = option(False, "Print BibTeX.", flag="--bibtex"),
+    as_json: Json = False,
+) -> None:
+    """Print citations of toeplens, the papers and encodings."""
+    from toeplens import encodings
+    from toeplens.cli import console
+    from toeplens.ground.citations import Citation, citations_of
+    from toeplens.papers.deposit import PAPER as DEPOSIT
+    from toeplens.papers.positional_symbolic import PAPER as SYMBOLIC
+
+    program = Citation(TITLE, (f"{{{AUTHORS}}}",), f"{TITLE}: {ABOUT}", version=__version__, license=LICENSE)
+    works = {"program": [program], "papers": [DEPOSIT, SYMBOLIC]}
+    known = {work.arxiv for work in works["papers"]}
+    cited = {name: encodings.get(name).citation for name in ([] if directory is None else _encodings(directory))}
+    new: dict[str, Citation] = {}  # a paper of several encodings is one entry
+    for work in chain.from_iterable(citations_of(text, name) for name, text in cited.items()):
+        if work.arxiv not in known:
+            new.setdefault(work.arxiv or work.key, work)
+    works["encodings"] = list(new.values())
+    if as_json:
+        told = {
+            kind: [{"key": work.key, "words": work.text(), "bibtex": work.bibtex()} for work in found]
+            for kind, found in works.items()
+        }
+        console.print_json(told)
+    elif bibtex:
+        console.say("\n\n".join(work.bibtex() for found in works.values() for work in found))
+        if not all(work.title for work in new.values()):
+            console.say("Some entries lack a title; look them up on arXiv by number.", aside=True)
+    else:
+        console.say("toeplens:")
+        console.say(f"  {program.text()}")
+        console.say("the papers that it reproduces:")
+        for work in works["papers"]:
+            console.say(f"  {work.text()}")
+        if cited:
+            console.say(f"the encodings in {directory}:")
+        for name, text in cited.items():
+            console.say(f"  {name}: {text}")
+        console.say("as BibTeX: toeplens cite --bibtex")
+
+
+def _encodings(directory: Path) -> list[str]:
+    """The encodings of a run's or a study's models, each once, in order."""
+    from toeplens import encodings
+    from toeplens.cli.studies import kind_of
+    from toeplens.papers import deposit, mathematics
+    from toeplens.studies import grid
+    from toeplens.training import Run
+
+    specs: list[Any] = []  # none of a pretrained model's
+    if (directory / "spec.json").is_file():
+        specs = [Run.open(directory).spec]
+    elif isinstance(state := kind_of(directory)[0].gather(directory), grid.Grid):
+        specs = [cell.job.spec for cell in grid.cells(state.spec)]
+    elif isinstance(state, deposit.Reproduction):
+        specs = [cell.job.spec for cell in state.plan.cells()]
+    elif isinstance(state, mathematics.Theory):
+        specs = [job.spec for job in mathematics.jobs(state.scale, state.seeds)]
+    names: dict[str, None] = {}
+    for spec in specs:
+        for each in filter(None, (spec.model.encoding, spec.model.input_encoding)):
+            names |= dict.fromkeys(encodings.named(each))
+    return list(names)
+
 
 FIGURES, TABLES = "figures.json", "tables.json"
 
 
 def figures(
     directory: Recorded,
-    form: Annotated[str, option("pdf, svg or png (300 dpi) (default: pdf).", "--format", metavar="NAME")] = "pdf",
-    figure: Annotated[
-        list[str] | None, option("Name or number of a figure; repeatable (default: all).", metavar="NAME")
-    ] = None,
-    columns: Annotated[
-        int | None,
-        option("Width in columns: 1 (3.25 in) or 2 (6.75 in) (default: as on the page).", metavar="N"),
-    ] = None,
-    out: Annotated[
-        Path | None, option("Output directory (default: DIRECTORY/figures).", metavar="PATH", parser=path)
-    ] = None,
+    form: str = option("pdf", "pdf, svg or png (300 dpi) (default: pdf).", "NAME", flag="--format"),
+    figure: list[str] | None = option(None, "Name or number of a figure; repeatable (default: all).", "NAME"),
+    columns: int | None = option(None, "Width in columns: 1 (3.25 in) or 2 (6.75 in) (default: as on the page).", "N"),
+    out: Path | None = option(None, "Output directory (default: DIRECTORY/figures).", "PATH"),
     as_json: Json = False,
 ) -> None:
     """Export the figures of a page, sized for a paper.
@@ -51,24 +118,21 @@ def figures(
     place = directory / "figures" if out is None else out
     panels, about = {}, []
     for each in wanted:
+        own = {"figure": each.id, "number": each.number, "title": each.title, "caption": printed_caption(each)}
         for name, panel in printed_panels(each, columns).items():
-            file = f"{name}.{kind}"
-            panels[place / file] = panel
-            row = {"figure": each.id, "number": each.number, "title": each.title, "caption": printed_caption(each)}
-            row |= {"view": panel.view, "group": panel.group, "panel": panel.panel}
-            about.append({"file": file, **row, "inches": [round(size, 2) for size in panel.inches]})
+            panels[place / f"{name}.{kind}"] = panel
+            drawn = {"view": panel.view, "group": panel.group, "panel": panel.panel}
+            about.append({"file": f"{name}.{kind}", **own, **drawn, "inches": [round(x, 2) for x in panel.inches]})
     with entered(place, "figures", (FIGURES,)), console.bar("drawing", len(panels)) as step:
         write_json(place / FIGURES, {"directory": str(directory), "figures": about})
         draw(panels, kind, tabs=os.cpu_count() or 1, on_done=lambda _: step())
-    _print(place, about, f"{_many(about, 'file')} of {_many(wanted, 'figure')}", as_json)
+    _print(place, about, len(wanted), "figure", as_json)
 
 
 def tables(
     directory: Recorded,
-    form: Annotated[str, option("csv, latex (booktabs) or both (default: both).", "--format", metavar="NAME")] = "both",
-    out: Annotated[
-        Path | None, option("Output directory (default: DIRECTORY/tables).", metavar="PATH", parser=path)
-    ] = None,
+    form: str = option("both", "csv, latex (booktabs) or both (default: both).", "NAME", flag="--format"),
+    out: Path | None = option(None, "Output directory (default: DIRECTORY/tables).", "PATH"),
     as_json: Json = False,
 ) -> None:
     """Export the tables of a page as CSV and LaTeX.
@@ -91,17 +155,14 @@ def tables(
                 write_text(place / file, write(table))
                 about.append({"file": file, "table": table.name, "rows": len(table.body)})
         write_json(place / TABLES, {"directory": str(directory), "tables": about})
-    _print(place, about, f"{_many(about, 'file')} of {_many(found, 'table')}", as_json)
+    _print(place, about, len(found), "table", as_json)
 
 
-def _many(things: Sequence[Any], what: str) -> str:
-    return f"{len(things)} {what}{'s' if len(things) != 1 else ''}"
-
-
-def _print(place: Path, about: list[dict[str, Any]], words: str, as_json: bool) -> None:
+def _print(place: Path, about: list[dict[str, Any]], count: int, what: str, as_json: bool) -> None:
     from toeplens.cli import console
 
     if as_json:
         console.print_json({"directory": str(place), "files": about})
         return
-    console.say(f"{words}: {place.resolve()}")
+    files, things = (f"{n} {name}{'s' if n != 1 else ''}" for n, name in ((len(about), "file"), (count, what)))
+    console.say(f"{files} of {things}: {place.resolve()}")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.markup import escape
 
-from toeplens.cli.options import Full, Json, changed, option, path
+from toeplens.cli.options import Full, Json, argument, changed, option
 from toeplens.ground import InputError, choose
-from toeplens.ground.places import free
+from toeplens.ground.outputs import free
 
 
 def list_encodings(full: Full = False, as_json: Json = False) -> None:
@@ -28,39 +27,25 @@ def list_encodings(full: Full = False, as_json: Json = False) -> None:
         facts = {field: getattr(kind, field) for field in ("coupling", "also_couples", "toeplitz", "data_dependent")}
         facts["scale"] = {0: "1", 1: "1/sqrt(d)"}.get(kind.scale_terms, f"1/sqrt({kind.scale_terms}d)")
         facts |= {"formula": kind.formula, "options": _defaults(encodings.options(name)), "citation": kind.citation}
-        rows.append({"name": name, **facts})
-
-    def told(row: dict[str, Any]) -> dict[str, str]:
-        return {
-            "acts on": ", ".join((row["coupling"], *row["also_couples"])),
-            "Toeplitz": "yes" if row["toeplitz"] else "no",
-            "content": "yes" if row["data_dependent"] else "no",
-            "scale": row["scale"],
-            "options (defaults)": _options(row),
-            "citation": row["citation"],
+        told = {
+            "acts on": ", ".join((kind.coupling, *kind.also_couples)),
+            "Toeplitz": "yes" if kind.toeplitz else "no",
+            "content": "yes" if kind.data_dependent else "no",
+            "scale": facts["scale"],
+            "options (defaults)": _options(facts["options"]),
+            "citation": kind.citation,
         }
-
-    _print(rows, told, full, as_json, "encoding", "acts on", "Toeplitz", "content", "citation")
+        rows.append(({"name": name, **facts}, told))
+    _print(rows, full, as_json, "encoding", "acts on", "Toeplitz", "content", "citation")
 
 
 def card(
-    out: Annotated[
-        Path,
-        option("Page to write; without NAME, the directory for all cards.", metavar="PATH", parser=path),
-    ],
-    name: Annotated[
-        str | None,
-        typer.Argument(help="An encoding, or a sum such as rope+fox (default: all)."),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        option(
-            "Change an option, e.g. base=500 (rope.base=500 for rope+fox). Repeatable.",
-            "--set",
-            metavar="OPTION=VALUE",
-        ),
-    ] = None,
-    length: Annotated[int, option("Sequence length in tokens (default: 512).", metavar="N")] = 512,
+    out: Path = option(..., "Page to write; without NAME, the directory for all cards.", "PATH"),
+    name: str | None = argument(None, "An encoding, or a sum such as rope+fox (default: all)."),
+    set_: list[str] | None = option(
+        None, "Change an option, e.g. base=500 (rope.base=500 for rope+fox). Repeatable.", "OPTION=VALUE", flag="--set"
+    ),
+    length: int = option(512, "Sequence length in tokens (default: 512).", "N"),
     as_json: Json = False,
 ) -> None:
     """Measure an encoding and write its card.
@@ -75,16 +60,18 @@ def card(
         raise InputError("set must not be used without an encoding.")
     names = encodings.names() if name is None else (encodings.canonical(name),)
     options = changed({}, set_ or [])
-    for each_option in options:
-        known = encodings.named(names[0])  # options of a sum are named by part
-        choose(
-            f"option of encoding {names[0]!r}", each_option, known if len(known) > 1 else encodings.options(names[0])
-        )
+    parts = encodings.named(names[0])  # options of a sum are named by part
+    for each in options:
+        choose(f"option of encoding {names[0]!r}", each, parts if len(parts) > 1 else encodings.options(names[0]))
     if name is None:
         report.free_for_cards(names, out)
     else:
         free(out, "card")
-    cards = [make_card(each, length=length, **options) for each in console.track(names, "measuring")]
+    cards = []
+    with console.bar("measuring", len(names)) as step:
+        for each in names:
+            cards.append(make_card(each, length=length, **options))
+            step()
     page = report.write_card(cards[0], out) if name is not None else report.write_cards(cards, out)
     console.print_page(page, as_json=as_json, cards=[made.to_dict() for made in cards])
 
@@ -96,47 +83,38 @@ def list_tasks(full: Full = False, as_json: Json = False) -> None:
     rows = []
     for name in tasks.names():
         kind, chance = tasks.get(name), tasks.build(name).chance()
-        options, about = _defaults(tasks.options(name)), inspect.getdoc(kind)
-        rows.append({"name": name, "answer": kind.answer, "chance": chance, "options": options, "about": about})
-
-    def told(row: dict[str, Any]) -> dict[str, str]:
-        return {
-            "answer depends on": row["answer"],
-            "chance": f"{row['chance']:.4f}",
-            "about": " ".join(row["about"].split("\n\n")[0].split()),
-            "options (defaults)": _options(row),
+        options, about = _defaults(tasks.options(name)), inspect.getdoc(kind) or ""
+        told = {
+            "answer depends on": kind.answer,
+            "chance": f"{chance:.4f}",
+            "about": " ".join(about.split("\n\n")[0].split()),
+            "options (defaults)": _options(options),
         }
+        row = {"name": name, "answer": kind.answer, "chance": chance, "options": options, "about": about}
+        rows.append((row, told))
+    _print(rows, full, as_json, "task", "answer depends on", "chance", "about")
 
-    _print(rows, told, full, as_json, "task", "answer depends on", "chance", "about")
 
-
-def _print(
-    rows: list[dict[str, Any]],
-    told: Callable[[dict[str, Any]], dict[str, str]],
-    full: bool,
-    as_json: bool,
-    kind: str,
-    *shown: str,
-) -> None:
-    """Print rows as JSON, or for people: all of what ``told`` gives, or one line with the columns ``shown``."""
+def _print(rows: list[tuple[dict[str, Any], dict[str, str]]], full: bool, as_json: bool, *columns: str) -> None:
+    """Print rows as JSON, or all facts about each, or those of the columns on one line; the first is the name."""
     from toeplens.cli import console
 
     if as_json:
-        console.print_json(rows)
+        console.print_json([row for row, _ in rows])
         return
-    entries = [(row["name"], {fact: escape(text) for fact, text in told(row).items()}) for row in rows]
+    entries = [(row["name"], {fact: escape(text) for fact, text in told.items()}) for row, told in rows]
     if full:
         console.print_in_full(entries)
         return
-    table = console.brief(kind, *shown)
+    table = console.brief(*columns)
     for name, facts in entries:
-        table.add_row(name, *(facts[fact] for fact in shown))
+        table.add_row(name, *(facts[fact] for fact in columns[1:]))
     console.out.print(table)
     console.say("Use --full for options and full texts.")
 
 
-def _options(row: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in row["options"].items()) or "none"
+def _options(options: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in options.items()) or "none"
 
 
 def _defaults(parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:

@@ -45,29 +45,37 @@ def path(text: str) -> Path:
     return Path(text)
 
 
-def option(help: str, *names: str, panel: str | None = None, metavar: str | None = None, parser: Any = None) -> Any:
-    """A command's option; ``help`` gives its default as ``(default: 16)``."""
-    return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar, parser=parser, show_default=False)
+_PARSERS = {"PATH": path, "FILE": path, "PATH|URL": url_or_path}  # by metavar
+
+
+def option(default: Any, help: str, metavar: str | None = None, panel: str | None = None, flag: str = "") -> Any:
+    """A command's option with this default (``...``: required), which ``help`` gives as ``(default: 16)``."""
+    about: Any = {"help": help, "rich_help_panel": panel, "metavar": metavar, "parser": _PARSERS.get(metavar or "")}
+    return typer.Option(default, *filter(None, [flag]), **about, show_default=False)
+
+
+def argument(default: Any, help: str, *, is_path: bool = False) -> Any:
+    """A command's argument with this default (``...``: required)."""
+    return typer.Argument(default, help=help, parser=path if is_path else None)
 
 
 def option_of(kind: type[Any], name: str) -> Any:
     """The option of a field of a dataclass (`toeplens.ground.options.option`)."""
     about = next(field.metadata for field in fields(kind) if field.name == name)
-    flags = [about["flag"]] if "flag" in about else []
-    return option(about["help"], *flags, panel=about["panel"], metavar=about["metavar"])
+    return option(..., about["help"], about["metavar"], about["panel"], about.get("flag", ""))
 
 
-RunDirectory = Annotated[Path, typer.Argument(help="Directory of a finished run.", parser=path)]
-StudyDirectory = Annotated[Path, typer.Argument(help="Directory of a study.", parser=path)]
-Recorded = Annotated[Path, typer.Argument(help="Directory of a study, an audit or a probe.", parser=path)]
-Json = Annotated[bool, option("Print JSON to standard output.", "--json")]
-Full = Annotated[bool, option("Show all details of each entry.", "--full")]
+RunDirectory = Annotated[Path, argument(..., "Directory of a finished run.", is_path=True)]
+StudyDirectory = Annotated[Path, argument(..., "Directory of a study.", is_path=True)]
+Recorded = Annotated[Path, argument(..., "Directory of a study, an audit or a probe.", is_path=True)]
+Json = Annotated[bool, option(..., "Print JSON to standard output.", flag="--json")]
+Full = Annotated[bool, option(..., "Show all details of each entry.", flag="--full")]
 Device = Annotated[str, option_of(ExecutionOptions, "device")]
 ModelDtype = Annotated[str, option_of(AuditOptions, "dtype")]
 Pickled = Annotated[bool, option_of(AuditOptions, "pickled")]
 _RESUMED = "An interrupted study found here is resumed."
-StudyOut = Annotated[Path, option(f"Output directory. {_RESUMED}", metavar="PATH", parser=path)]
-StudyPlace = Annotated[Path, option(f"Output directory or URL. {_RESUMED}", metavar="PATH|URL", parser=url_or_path)]
+StudyOut = Annotated[Path, option(..., f"Output directory. {_RESUMED}", "PATH")]
+StudyPlace = Annotated[Path, option(..., f"Output directory or URL. {_RESUMED}", "PATH|URL")]
 
 
 def with_options(*chosen: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -19,9 +19,8 @@ from rich.progress import (
 )
 
 from toeplens.cli.console import err, say
-from toeplens.ground.execution import ClusterOptions, ExecutionOptions
+from toeplens.ground.execution import ClusterOptions, ExecutionOptions, stop_on_signals
 from toeplens.ground.machine import size
-from toeplens.ground.signals import stop_on_signals
 from toeplens.training import RunSpec, plan_execution
 
 if TYPE_CHECKING:

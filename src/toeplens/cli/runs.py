@@ -4,44 +4,28 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
-import typer
-
-from toeplens.cli.options import Device, Json, RunDirectory, changed, option, path, with_options
+from toeplens.cli.options import Device, Json, RunDirectory, argument, changed, option, with_options
 from toeplens.ground import InputError, choose, invalid, read_json
 from toeplens.ground.execution import ExecutionOptions
 from toeplens.ground.options import TRAINING
-from toeplens.ground.places import free
+from toeplens.ground.outputs import free
 
 
 @with_options("time_budget", "device", "compile", "follow")
 def train_run(
-    out: Annotated[Path, option("Parent directory; each run gets its own folder in it.", metavar="PATH", parser=path)],
-    spec: Annotated[Path | None, typer.Argument(help="A run's spec as JSON (a run's spec.json).", parser=path)] = None,
-    encoding: Annotated[
-        str | None, option("Encoding or sum of several, e.g. rope+alibi (default: rope).", metavar="NAME")
-    ] = None,
-    protocol: Annotated[str | None, option("paper or released (default: paper).", metavar="NAME")] = None,
-    task: Annotated[str | None, option("Task (default: trigger-distance).", metavar="NAME")] = None,
-    scale: Annotated[str | None, option("smoke, laptop, desk or paper (default: laptop).", metavar="NAME")] = None,
-    seed: Annotated[int | None, option("Seed of weights, order, dropout and data (default: 42).", metavar="N")] = None,
-    set_: Annotated[
-        list[str] | None,
-        option(
-            "Change a field, e.g. model.d_model=32. Repeatable.",
-            "--set",
-            metavar="FIELD=VALUE",
-        ),
-    ] = None,
-    watch: Annotated[
-        bool,
-        option(
-            "Record head statistics during training.",
-            "--watch/--no-watch",
-            panel=TRAINING,
-        ),
-    ] = False,
+    out: Path = option(..., "Parent directory; each run gets its own folder in it.", "PATH"),
+    spec: Path | None = argument(None, "A run's spec as JSON (a run's spec.json).", is_path=True),
+    encoding: str | None = option(None, "Encoding or sum of several, e.g. rope+alibi (default: rope).", "NAME"),
+    protocol: str | None = option(None, "paper or released (default: paper).", "NAME"),
+    task: str | None = option(None, "Task (default: trigger-distance).", "NAME"),
+    scale: str | None = option(None, "smoke, laptop, desk or paper (default: laptop).", "NAME"),
+    seed: int | None = option(None, "Seed of weights, order, dropout and data (default: 42).", "N"),
+    set_: list[str] | None = option(
+        None, "Change a field, e.g. model.d_model=32. Repeatable.", "FIELD=VALUE", flag="--set"
+    ),
+    watch: bool = option(False, "Record head statistics during training.", panel=TRAINING, flag="--watch/--no-watch"),
     *,
     execution: ExecutionOptions,
     as_json: Json = False,
@@ -117,32 +101,22 @@ def _spec(file: Path | None, given: dict[str, Any], changes: list[str]) -> Any:
 
 def ablate(
     run: RunDirectory,
-    examples: Annotated[int, option("Maximum number of examples (default: 2048).", metavar="N")] = 2048,
-    split: Annotated[
-        str, option("test, or train+test as in the released code (default: test).", metavar="NAME")
-    ] = "test",
-    intervention: Annotated[
-        str,
-        option(
-            "Replacement of a head's output: zero, mean, resample or position (the head without position) "
-            "(default: zero).",
-            metavar="NAME",
-        ),
-    ] = "zero",
-    metric: Annotated[
-        str, option("accuracy, loss, or kl (divergence from the intact model) (default: accuracy).", metavar="NAME")
-    ] = "accuracy",
-    method: Annotated[
-        str,
-        option("exact, or attribution (estimate; --metric loss only) (default: exact).", metavar="NAME"),
-    ] = "exact",
-    sets: Annotated[
-        bool,
-        option(
-            "Also ablate growing sets of heads and search for a small sufficient set (at most 512 examples).",
-            "--sets",
-        ),
-    ] = False,
+    examples: int = option(2048, "Maximum number of examples (default: 2048).", "N"),
+    split: str = option("test", "test, or train+test as in the released code (default: test).", "NAME"),
+    intervention: str = option(
+        "zero",
+        "Replacement of a head's output: zero, mean, resample or position (the head without position) (default: zero).",
+        "NAME",
+    ),
+    metric: str = option(
+        "accuracy", "accuracy, loss, or kl (divergence from the intact model) (default: accuracy).", "NAME"
+    ),
+    method: str = option("exact", "exact, or attribution (estimate; --metric loss only) (default: exact).", "NAME"),
+    sets: bool = option(
+        False,
+        "Also ablate growing sets of heads and search for a small sufficient set (at most 512 examples).",
+        flag="--sets",
+    ),
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -186,21 +160,14 @@ def ablate(
 
 def decompose(
     run: RunDirectory,
-    out: Annotated[
-        Path | None,
-        option("Page to write (default: decomposition.html in RUN).", metavar="FILE", parser=path),
-    ] = None,
-    split: Annotated[
-        str,
-        option(
-            "How to separate position: mean over sequences, ablate, or input (first layer only) (default: mean).",
-            metavar="NAME",
-        ),
-    ] = "mean",
-    layer: Annotated[
-        list[int] | None, option("Layer to decompose, counted from 1; repeatable (default: all).", metavar="N")
-    ] = None,
-    examples: Annotated[int, option("Maximum number of test sequences (default: 256).", metavar="N")] = 256,
+    out: Path | None = option(None, "Page to write (default: decomposition.html in RUN).", "FILE"),
+    split: str = option(
+        "mean",
+        "How to separate position: mean over sequences, ablate, or input (first layer only) (default: mean).",
+        "NAME",
+    ),
+    layer: list[int] | None = option(None, "Layer to decompose, counted from 1; repeatable (default: all).", "N"),
+    examples: int = option(256, "Maximum number of test sequences (default: 256).", "N"),
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -244,14 +211,10 @@ def decompose(
 
 def extrapolate_run(
     run: RunDirectory,
-    length: Annotated[
-        list[int] | None,
-        option(
-            "Sequence length to test; repeatable (default: 1, 1.25, 1.5, 2 and 4 times the training length).",
-            metavar="N",
-        ),
-    ] = None,
-    examples: Annotated[int, option("Test sequences per length (default: 2048).", metavar="N")] = 2048,
+    length: list[int] | None = option(
+        None, "Sequence length to test; repeatable (default: 1, 1.25, 1.5, 2 and 4 times the training length).", "N"
+    ),
+    examples: int = option(2048, "Test sequences per length (default: 2048).", "N"),
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:

@@ -4,21 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from toeplens.cli.options import (
-    Full,
-    Json,
-    Recorded,
-    StudyDirectory,
-    StudyPlace,
-    option,
-    path,
-    url_or_path,
-    with_options,
-)
+from toeplens.cli.options import Full, Json, Recorded, StudyDirectory, StudyPlace, argument, option, with_options
 from toeplens.ground import InputError, choose
 from toeplens.ground.execution import ClusterOptions, ExecutionOptions
 from toeplens.ground.options import MEASURE
@@ -29,38 +17,28 @@ if TYPE_CHECKING:
 
 PARTS = ("core", "others", "partial", "mla", "factors", "factors-back", "ladder", "mechanism")
 OURS = ("canonical", "canonical-smoke", "language", "language-large", "language-smoke")
+_PARTS, _OURS = ", ".join(PARTS), ", ".join(OURS)
 
 
 @with_options()
 def reproduce(
     out: StudyPlace,
-    scale: Annotated[
-        str,
-        option(
-            "smoke (a minute), laptop (10 minutes), desk (minutes per model) or paper (GPU, hours) (default: laptop).",
-            panel=MEASURE,
-            metavar="NAME",
-        ),
-    ] = "laptop",
-    protocol: Annotated[
-        str, option("paper, released or both (default: both).", panel=MEASURE, metavar="NAME")
-    ] = "both",
-    seeds: Annotated[
-        int,
-        option(
-            "Seeds per cell. Verdicts need at least 5; with fewer they are only indicative (default: 1).",
-            panel=MEASURE,
-            metavar="N",
-        ),
-    ] = 1,
-    part: Annotated[
-        list[str] | None,
-        option(
-            f"Part to run: {', '.join(PARTS)} or all. Repeatable; added to the parts already in OUT (default: core).",
-            panel=MEASURE,
-            metavar="NAME",
-        ),
-    ] = None,
+    scale: str = option(
+        "laptop",
+        "smoke (a minute), laptop (10 minutes), desk (minutes per model) or paper (GPU, hours) (default: laptop).",
+        "NAME",
+        MEASURE,
+    ),
+    protocol: str = option("both", "paper, released or both (default: both).", "NAME", MEASURE),
+    seeds: int = option(
+        1, "Seeds per cell. Verdicts need at least 5; with fewer they are only indicative (default: 1).", "N", MEASURE
+    ),
+    part: list[str] | None = option(
+        None,
+        f"Part to run: {_PARTS} or all. Repeatable; added to the parts already in OUT (default: core).",
+        "NAME",
+        MEASURE,
+    ),
     *,
     execution: ExecutionOptions,
     cluster: ClusterOptions,
@@ -78,11 +56,11 @@ def reproduce(
     from toeplens.training.presets import PROTOCOLS
 
     choose("scale", scale, study.SCALES)
-    if protocol != "both":
-        choose("protocol", protocol, (*PROTOCOLS, "both"))
+    choose("protocol", protocol, (*PROTOCOLS, "both"))
     protocols: tuple[Protocol, ...] = tuple(p for p in PROTOCOLS if protocol in (p, "both"))
     parts = study.chosen_parts(part or ["core"])
-    asked = study.planned(out, scale, protocols, seeds, parts)
+    plan: dict[str, Any] = {"scale": scale, "protocols": protocols, "seeds": seeds, "parts": parts}
+    asked = study.planned(out, **plan)
     jobs = asked.jobs()
     about = f"{len(jobs)} models at scale {scale} ({study.SCALES[scale].about})"
     if fewer := study.SCALES[scale].fewer(asked.seeds):
@@ -92,46 +70,25 @@ def reproduce(
     progress = StudyProgress(jobs, about, execution, cluster)
     with interruptible(execution) as limits:
         with progress:
-            state = study.reproduce(
-                out,
-                scale=scale,
-                protocols=protocols,
-                seeds=seeds,
-                parts=parts,
-                limits=limits,
-                workers=cluster,
-                on_event=progress,
-            )
+            state = study.reproduce(out, **plan, limits=limits, workers=cluster, on_event=progress)
         tables.print_study(state, write_page(state), tables.accuracy_tables(state.table), as_json=as_json)
 
 
 @with_options()
 def study(
-    spec: Annotated[
-        Path,
-        typer.Argument(help=f"A YAML file, or a built-in study: {', '.join(OURS)}.", parser=path),
-    ],
-    out: Annotated[
-        Path | None,
-        option(
-            "Output directory or URL (default: demo/NAME). An interrupted study found here is resumed.",
-            parser=url_or_path,
-            metavar="PATH|URL",
-        ),
-    ] = None,
-    seeds: Annotated[
-        int | None,
-        option("Seeds per cell. Verdicts need at least 5 (default: as in the file).", panel=MEASURE, metavar="N"),
-    ] = None,
-    text: Annotated[
-        list[Path] | None,
-        option(
-            "Text for language tasks: a text file, .jsonl, .parquet or a folder. Repeatable (default: as in the file).",
-            panel=MEASURE,
-            metavar="PATH",
-            parser=path,
-        ),
-    ] = None,
+    spec: Path = argument(..., f"A YAML file, or a built-in study: {_OURS}.", is_path=True),
+    out: Path | None = option(
+        None, "Output directory or URL (default: demo/NAME). An interrupted study found here is resumed.", "PATH|URL"
+    ),
+    seeds: int | None = option(
+        None, "Seeds per cell. Verdicts need at least 5 (default: as in the file).", "N", MEASURE
+    ),
+    text: list[Path] | None = option(
+        None,
+        "Text for language tasks: a text file, .jsonl, .parquet or a folder. Repeatable (default: as in the file).",
+        "PATH",
+        MEASURE,
+    ),
     *,
     execution: ExecutionOptions,
     cluster: ClusterOptions,
@@ -164,14 +121,8 @@ def study(
 @with_options()
 def theory(
     out: StudyPlace,
-    scale: Annotated[
-        str,
-        option("smoke, laptop, desk or paper (default: laptop).", panel=MEASURE, metavar="NAME"),
-    ] = "laptop",
-    seeds: Annotated[
-        int,
-        option("Number of seeds. Verdicts need at least 5 (default: 5).", panel=MEASURE, metavar="N"),
-    ] = 5,
+    scale: str = option("laptop", "smoke, laptop, desk or paper (default: laptop).", "NAME", MEASURE),
+    seeds: int = option(5, "Number of seeds. Verdicts need at least 5 (default: 5).", "N", MEASURE),
     *,
     execution: ExecutionOptions,
     cluster: ClusterOptions,
@@ -191,14 +142,11 @@ def theory(
     jobs = mathematics.jobs(scale, seeds)
     about = f"{len(mathematics.EXPERIMENTS) * seeds} experiments, and {len(jobs)} models at scale {scale}"
     progress = StudyProgress(jobs, about, execution, cluster)
-
-    def done(name: str, seed: int) -> None:
-        console.say(f"{name}, seed {seed}: done", aside=True)
-
+    plan: dict[str, Any] = {"scale": scale, "seeds": seeds, "workers": cluster, "on_event": progress}
+    plan["on_record"] = lambda name, seed: console.say(f"{name}, seed {seed}: done", aside=True)
     with interruptible(execution) as limits:
-        plan: dict[str, Any] = {"scale": scale, "seeds": seeds, "limits": limits, "workers": cluster}
         with progress:
-            state = mathematics.check_theory(out, **plan, on_event=progress, on_record=done)
+            state = mathematics.check_theory(out, **plan, limits=limits)
         tables.print_study(state, write_theory(state), as_json=as_json)
 
 
@@ -251,9 +199,7 @@ def report_page(directory: Recorded, as_json: Json = False) -> None:
 def claims(
     directory: StudyDirectory,
     full: Full = False,
-    evidence: Annotated[
-        bool, option("Also print each claim's rule, evidence and what is missing.", "--evidence")
-    ] = False,
+    evidence: bool = option(False, "Also print each claim's rule, evidence and what is missing.", flag="--evidence"),
     as_json: Json = False,
 ) -> None:
     """Judge the claims of a study and print the verdicts."""

@@ -70,14 +70,9 @@ def print_claims(entries: Sequence[Entry], *, full: bool = False) -> None:
     }
     rows = [[pills.get((claim.id, protocol), "–") for protocol in protocols] for claim in claims]
     if full:
-        about = [
-            {"statement": escape(claim.statement), "rule": escape(claim.rule), "source": escape(claim.source)}
-            for claim in claims
-        ]
-        print_in_full(
-            (claim.id, dict(zip(heads, row, strict=True)) | facts)
-            for claim, row, facts in zip(claims, rows, about, strict=True)
-        )
+        for claim, row in zip(claims, rows, strict=True):
+            about = {name: escape(getattr(claim, name)) for name in ("statement", "rule", "source")}
+            print_in_full([(claim.id, dict(zip(heads, row, strict=True)) | about)])
         return
     used = max(len(claim.id) for claim in claims) + sum(len(head) + 3 for head in heads) + 8
     stated = out.width - used >= _ROOM
@@ -90,15 +85,11 @@ def print_claims(entries: Sequence[Entry], *, full: bool = False) -> None:
 
 def accuracy_tables(rows: Sequence[Row]) -> list[Table]:
     """Accuracy by encoding, the paper's and ours: one table per protocol and task."""
+    columns = ("encoding", "paper", "ours", "range over seeds", "largest head drop (points)", "head")
     tables: dict[tuple[str, str], Table] = {}
     for row in rows:
-        place = (row.protocol, row.task)
-        if place not in tables:
-            heading = f"{row.task}, {row.protocol} protocol: test accuracy in % (chance {per_cent(row.chance)})"
-            tables[place] = table(
-                heading, "encoding", "paper", "ours", "range over seeds", "largest head drop (points)", "head"
-            )
-        tables[place].add_row(
+        heading = f"{row.task}, {row.protocol} protocol: test accuracy in % (chance {per_cent(row.chance)})"
+        tables.setdefault((row.protocol, row.task), table(heading, *columns)).add_row(
             row.title,
             fixed(row.paper, 1),
             per_cent(row.accuracy) + (f" ({row.diverged} diverged)" if row.diverged else ""),
@@ -113,7 +104,9 @@ def matrix_tables(state: Grid) -> list[Table]:
     """Bits per byte of language models; accuracy by task and encoding otherwise. Scans are only on the page."""
     columns = [column for column in state.spec.columns() if not column.scan]
     places = {(row.task, row.label): row for row in state.matrix()}
-    spoken = _language_rows(state)
+    spoken: dict[str, list[LanguageRow]] = {}  # per language task, its measured encodings, best first
+    for row in language.language_rows(state.spec, state.results):
+        spoken.setdefault(row.task, []).append(row)
     lines = []
     for task in state.spec.tasks:
         rows = [places.get((task, column.label)) for column in columns]
@@ -128,14 +121,6 @@ def matrix_tables(state: Grid) -> list[Table]:
         if any(row.learning for row in state.matrix()):
             tables[-1].caption = "* some models were still learning when training ended"
     return tables
-
-
-def _language_rows(state: Grid) -> dict[str, list[LanguageRow]]:
-    """Per language task, its measured encodings, best first."""
-    found: dict[str, list[LanguageRow]] = {}
-    for row in language.language_rows(state.spec, state.results):
-        found.setdefault(row.task, []).append(row)
-    return found
 
 
 def _language_tables(state: Grid, task: str, rows: Sequence[LanguageRow]) -> list[Table]:
@@ -191,12 +176,12 @@ def ablation_tables(ablation: HeadAblation) -> list[Table]:
 
 def sets_table(sets: HeadSets) -> Table:
     """Accuracy against the number of heads ablated in the whole model."""
-    columns = ("heads ablated", "greedy order", "by single effect", "random, mean", "random, lowest")
-    made = table("Accuracy as more heads are ablated (%)", *columns)
+    rows = []
     for size in np.flatnonzero(~np.isnan(sets.greedy)):
         row = (sets.greedy[size], sets.importance[size], sets.random[:, size].mean(), sets.random[:, size].min())
-        made.add_row(str(size), *map(per_cent, row))
-    return made
+        rows.append((str(size), *map(per_cent, row)))
+    columns = ("heads ablated", "greedy order", "by single effect", "random, mean", "random, lowest")
+    return table("Accuracy as more heads are ablated (%)", *columns, rows=rows)
 
 
 def extrapolation_tables(found: Extrapolation) -> list[Table]:
@@ -216,15 +201,15 @@ def extrapolation_tables(found: Extrapolation) -> list[Table]:
 def structure_table(structure: RunStructure) -> Table:
     """Each head's kind and shares of logit variance, and how Toeplitz its logits are."""
     columns = ("head", "kind", "position", "content", "coupled", "Toeplitz share", "explained by distance")
-    made = table("Decomposition of each head's logits (shares of variance, row means removed)", *columns)
+    rows = []
     for layer in structure.layers:
         for head, (share, explained) in enumerate(zip(layer.toeplitz, layer.explained, strict=True)):
             kinds = ["–"] * 4
             if layer.parts is not None:
-                shares = layer.parts.kinds["softmax"][head]
-                kinds = [layer.parts.named[head], *map(fixed, shares)]
-            made.add_row(f"L{layer.layer + 1} H{head + 1}", *kinds, fixed(share), fixed(explained))
-    return made
+                kinds = [layer.parts.named[head], *map(fixed, layer.parts.kinds["softmax"][head])]
+            rows.append((f"L{layer.layer + 1} H{head + 1}", *kinds, fixed(share), fixed(explained)))
+    title = "Decomposition of each head's logits (shares of variance, row means removed)"
+    return table(title, *columns, rows=rows)
 
 
 def decay_tables(structure: RunStructure) -> list[Table]:
@@ -248,9 +233,9 @@ def decay_tables(structure: RunStructure) -> list[Table]:
 
 def origins_table(found: Origins) -> Table:
     """Relevance: parts of the predicted classes' logits, mean over sequences and in % of the mean logit."""
-    made = table(f"Relevance of the predicted logits (mean {significant(found.logit)})", "part", "logit", "share (%)")
-    for name, value in found.parts.items():
-        made.add_row(
-            name.replace("_", ", "), significant(value), per_cent(value / found.logit if found.logit else None)
-        )
-    return made
+    rows = [
+        (name.replace("_", ", "), significant(value), per_cent(value / found.logit if found.logit else None))
+        for name, value in found.parts.items()
+    ]
+    title = f"Relevance of the predicted logits (mean {significant(found.logit)})"
+    return table(title, "part", "logit", "share (%)", rows=rows)

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from toeplens.encodings.kit import PRECISE, gradients_again, is_mapped, product_dtype
+from toeplens.encodings.kit import PRECISE, is_mapped, product_dtype
 from toeplens.encodings.shapes import Keys, Queries
 
 LEARNING, READING = 512, 64  # maximum number of tokens where it is faster, with and without gradients
@@ -123,10 +124,9 @@ class _Blocked(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, *kept = ctx.saved_tensors
-        if torch.is_grad_enabled():  # double backward
-            return gradients_again(ctx, _plainly_attended, (q, k, v, bias, ctx.dropout, ctx.scale, ctx.causal), grads)
         kept.reverse()
         blocks = _blocks(q, ctx.causal)
         of_each = [torch.empty_like(x) for x in (q, k, v)] if len(blocks) > 1 else []
@@ -156,19 +156,6 @@ class _Blocked(torch.autograd.Function):
                 else:
                     whole[some, :, :keys] += part
         return *of_each, of_bias, None, None, None
-
-
-def _plainly_attended(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float, scale: float, causal: bool
-) -> Tensor:
-    if dropout:
-        raise RuntimeError("attention with dropout has no second derivative here")
-    logits = q @ k.transpose(-1, -2) * scale
-    logits = logits if bias is None else logits + bias
-    if causal:
-        hidden = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
-        logits = logits.masked_fill(hidden, float("-inf"))
-    return logits.softmax(-1) @ v
 
 
 def _product(a: Tensor, b: Tensor, scale: float = 1.0, added: Tensor | None = None) -> Tensor:

@@ -82,18 +82,6 @@ def is_readable(x: Tensor) -> bool:
     return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def gradients_again(
-    ctx: Any, plain: Callable[..., Any], inputs: Sequence[Any], grads: Sequence[Tensor]
-) -> tuple[Tensor | None, ...]:
-    """Differentiable gradients of a custom function, from its operations ``plain`` (for double backward)."""
-    outs = plain(*inputs)
-    wanted = [x for x, needs in zip(inputs, ctx.needs_input_grad, strict=True) if needs]
-    moved = zip((outs,) if isinstance(outs, Tensor) else outs, grads, strict=True)
-    there, given = zip(*(pair for pair in moved if pair[0].requires_grad), strict=True)  # the rest has no gradient
-    found = iter(torch.autograd.grad(there, wanted, given, create_graph=True, allow_unused=True))
-    return tuple(next(found) if needs else None for needs in ctx.needs_input_grad)
-
-
 def phases_of(positions: Positions, frequencies: Float[Tensor, "*_H n"]) -> Float[Tensor, "*B H N n"]:
     """The angles i theta_t in float64: [H or 1, N, n], or [B, H or 1, N, n] if either has one row per sequence."""
     return positions.to(torch.float64)[..., None, :, None] * frequencies.unsqueeze(-2)

@@ -18,10 +18,7 @@ from toeplens.engine.measures import (
 )
 from toeplens.engine.pool import must_serve, plan_workers, spread
 from toeplens.engine.remote import working_copy
-from toeplens.ground.execution import ClusterOptions, ExecutionOptions, Workers, cluster_of
-from toeplens.ground.signals import stop_on_signals
-
-Limits = ExecutionOptions
+from toeplens.ground.execution import ClusterOptions, ExecutionOptions, Workers, cluster_of, stop_on_signals
 
 __all__ = [
     "FACTORS",
@@ -36,7 +33,6 @@ __all__ = [
     "HeadWatch",
     "Job",
     "LengthResult",
-    "Limits",
     "Watched",
     "Workers",
     "ablate_run",

@@ -111,15 +111,6 @@ def _row(run: Run, model: Decoder, task: Task, length: int, examples: int, fitte
     if not count:
         return LengthResult(length, factor, why="all examples of this length have ignored labels.")
     low, high = wilson(round(right), round(count))
-    return LengthResult(
-        length,
-        factor,
-        round(count),
-        right / count,
-        low,
-        high,
-        loss / count,
-        longer.chance(spec.ignore_label),
-        longer.length_chance(spec.ignore_label),
-        trivial_baselines(fitted, _counted(run, test)),
-    )
+    chances = longer.chance(spec.ignore_label), longer.length_chance(spec.ignore_label)
+    figures = right / count, low, high, loss / count, *chances
+    return LengthResult(length, factor, round(count), *figures, trivial_baselines(fitted, _counted(run, test)))

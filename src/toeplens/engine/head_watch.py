@@ -21,8 +21,8 @@ from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 from toeplens.sources.decoder.gradients import DecoderGradients
 from toeplens.training import Batches, RunSpec
+from toeplens.training.loop import moments
 from toeplens.training.spec import Plateau
-from toeplens.training.watcher import moments
 
 TOGETHER: tuple[Metric, ...] = ("accuracy", "loss")  # metrics of the same forward passes
 ABLE = 0.9  # test accuracy of the event "able"
@@ -61,7 +61,7 @@ class Watched(Record):
 
 
 class HeadWatch:
-    """A `toeplens.training.watcher.EventWatcher` that probes heads and gradients at ten checkpoints.
+    """A `toeplens.training.loop.EventWatcher` that probes heads and gradients at ten checkpoints.
 
     The examples are always the same. It shows when the deposit forms (theory, sections 7 and 8) and when heads become
     positional or symbolic. Each row has

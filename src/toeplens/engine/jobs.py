@@ -39,8 +39,8 @@ from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, choos
 from toeplens.ground.cache import Cache
 from toeplens.ground.errors import first_line
 from toeplens.ground.execution import MOST_STACKED, CompileMode, ExecutionOptions, Workers, cluster_of
-from toeplens.ground.locks import Busy, locked
 from toeplens.ground.machine import out_of_memory
+from toeplens.ground.outputs import Busy, locked
 from toeplens.lens import HeadAblation
 from toeplens.lens.ablation import Method, ablate_by
 from toeplens.lens.kit.interventions import Intervention, Metric
@@ -113,13 +113,8 @@ def run_job(job: Job, out: Path | None, execution: ExecutionOptions, on_progress
         try:
             with ExitStack() as held:
                 execution = _entered(held, job, out, execution, until=execution.over)
-                train_as_one(
-                    [job.spec],
-                    out,
-                    execution,
-                    **_observers([job], execution),
-                    on_progress=lambda index, *told: on_progress(*told),
-                )
+                told = _observers([job], execution, lambda index, *told: on_progress(*told))
+                train_as_one([job.spec], out, execution, **told)
                 run = Run.open(directory)
                 if run.status == "complete" and job.examples:
                     _measure(job, run, execution)
@@ -158,13 +153,8 @@ def train_batch(jobs: Sequence[Job], out: Path | None, execution: ExecutionOptio
 def _train(members: Sequence[tuple[int, Job]], out: Path, execution: ExecutionOptions, tell: ProgressOf) -> bool:
     jobs = [job for _, job in members]
     try:
-        runs = train_as_one(
-            [job.spec for job in jobs],
-            out,
-            execution,
-            **_observers(jobs, execution),
-            on_progress=lambda index, *told: tell(members[index][0], *told),
-        )
+        told = _observers(jobs, execution, lambda index, *told: tell(members[index][0], *told))
+        runs = train_as_one([job.spec for job in jobs], out, execution, **told)
         return all(run.status != "stopped" for run in runs)
     except Exception as error:
         if len(members) == 1 or not out_of_memory(error):
@@ -192,11 +182,11 @@ def _entered(
     return publishing
 
 
-def _observers(jobs: Sequence[Job], execution: ExecutionOptions) -> dict[str, Any]:
-    """The watchers and loggers of these jobs' training."""
+def _observers(jobs: Sequence[Job], execution: ExecutionOptions, tell: ProgressOf) -> dict[str, Any]:
     return {
         "watchers": [HeadWatch(job.spec, whole=job.examples, split=job.split) if job.watch else None for job in jobs],
         "loggers": [loggers_named(execution.follow, job.label, execution.group) for job in jobs],
+        "on_progress": tell,
     }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -22,7 +22,7 @@ from toeplens.engine.circuit import Circuit, circuit
 from toeplens.engine.extrapolation import Extrapolation, extrapolate
 from toeplens.ground import InputError, ToeplensError, checked, choose, invalid, read_json, write_json
 from toeplens.ground.errors import first_line
-from toeplens.ground.locks import locked
+from toeplens.ground.outputs import locked
 from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.kit.terms import written_out_profile
 from toeplens.lens.kit.toeplitz import ToeplitzShares
@@ -187,28 +187,10 @@ class Measure:
     of: Callable[[Subject], Any]
 
 
-MEASURES: dict[str, Measure] = {}
-"""The measures of a trained model by name."""
-
-
-def measure(name: str, record: type[Record]) -> Callable[[Callable[[Subject], Any]], Callable[[Subject], Any]]:
-    """Register a function of a `Subject` that returns this record as a measure."""
-
-    def register(function: Callable[[Subject], Any]) -> Callable[[Subject], Any]:
-        MEASURES[name] = Measure(record, function)
-        return function
-
-    return register
-
-
 def _position(subject: Subject, most: int | None, **choices: Any) -> lens.HeadAblation:
     """Effects of removing position from each head."""
     given: Any = {"chance": subject.run.spec.guess, "cumulative": False, **choices}
     return lens.ablate_heads(subject.source, subject.batches(most), intervention="position", **given)
-
-
-measure("position", lens.HeadAblation)(lambda subject: _position(subject, None))
-measure("position-loss", lens.HeadAblation)(lambda subject: _position(subject, _TRACED, metric="loss"))
 
 
 def _sets(subject: Subject, **choices: Any) -> lens.HeadSets:
@@ -216,43 +198,29 @@ def _sets(subject: Subject, **choices: Any) -> lens.HeadSets:
     return lens.head_sets(subject.source, subject.batches(_SETS), chance=subject.run.spec.guess, **choices)
 
 
-measure("sets", lens.HeadSets)(_sets)
-measure("position-sets", lens.HeadSets)(lambda subject: _sets(subject, intervention="position"))
-
-
-@measure("bias", BiasSpread)
 def _bias(subject: Subject) -> BiasSpread:
-    """Spread of the distance bias in each head."""
     model, task = subject.model, subject.run.spec.build_task()
     layers = [model.encoding.for_layer(layer) for layer in range(len(model.blocks))]
     return bias_spread(layers, task.length, causal=subject.run.spec.model.causal)
 
 
-@measure("circuit", Circuit)
 def _circuit(subject: Subject) -> Circuit:
-    """The most important head: its attention, its frequencies, and the paths that read it."""
     spec = subject.run.spec
     return circuit(subject.source, subject.batches(_TRACED), spec.build_task(), spec.data_seed)
 
 
-@measure("contraction", Spectra)
 def _contraction(subject: Subject) -> Spectra:
-    """At initialisation: spectra of the logits with position relative to those without."""
     found = [contraction(layer) for layer in trace_of(subject.untrained(), subject.chosen(_SPECTRA))]
     return Spectra(*(torch.stack([getattr(each, name) for each in found]).cpu().numpy() for name in ("width", "norm")))
 
 
-@measure("representation", lens.Representation)
 def _representation(subject: Subject) -> lens.Representation:
-    """Position in the residual stream, layer by layer."""
     trace = subject.trace(_STREAM)
     least = max(FEWEST, min(16, len(trace.tokens)))  # its own defaults, except in very small studies
     return lens.representation(trace, least=least)
 
 
-@measure("seed", Seed)
 def _seed(subject: Subject) -> Seed:
-    """At initialisation: strength of the positional gradient over a batch, and positional drift of a step."""
     spec = subject.run.spec
     source = DecoderGradients(subject.untrained())
     examples = spec.build_task().dataset("train", min(_POOL, spec.train_examples), spec.data_seed)
@@ -261,54 +229,58 @@ def _seed(subject: Subject) -> Seed:
     return Seed(strength, lens.positional_drift(source, pool.take(slice(_STREAM))))
 
 
-@measure("extrapolation", Extrapolation)
-def _extrapolation(subject: Subject) -> Extrapolation:
-    """Accuracy on longer sequences of the test set."""
-    return extrapolate(subject.run, examples=subject.examples, device=str(subject.device))
-
-
-# positional and symbolic shares (by analysis of variance and by permutations) and frequency use, over the queries that
-# reach the output
-measure("behaviour", lens.Behaviour)(lambda subject: lens.behaviour(subject.trace(), counted="used"))
-measure("permutations", lens.PermutationScores)(
-    lambda subject: lens.permutation_scores(subject.trace(), counted="used", queries=64, permutations=16)
-)
-measure("frequency", lens.FrequencyRecord)(lambda subject: lens.frequency_use(subject.trace(), counted="used"))
-
-
-@measure("beginning", Beginning)
 def _beginning(subject: Subject) -> Beginning:
-    """Before training: shares and frequencies of the heads, on the examples of the two measures."""
+    """Before training, on the examples of the two measures."""
     trace = trace_of(subject.untrained(), subject.chosen(_TRACED))
     use, follows = lens.frequency_use(trace, counted="used"), lens.behaviour(trace, counted="used")
     return Beginning(follows.positional, follows.symbolic, np.asarray(use.centre()))
 
 
-@measure("toeplitz", ToeplitzShares)
 def _toeplitz(subject: Subject) -> ToeplitzShares:
-    """Toeplitz share of each head's logits."""
     profiles = [written_out_profile(layer) for layer in subject.trace()]
     shares = [profile.share.numpy(force=True) for profile in profiles]
     return ToeplitzShares(np.stack(shares), np.stack([each.variance_explained.numpy(force=True) for each in profiles]))
 
 
-measure("bands", lens.BandAblation)(lambda subject: lens.ablate_bands(subject.source, subject.batches(_TRACED)))
+def _planted(measure: Callable[..., Any], count: str) -> Callable[[Subject], Any]:
+    """A measure of few texts with planted spans, whose argument ``count`` is their number."""
+    return lambda of: measure(of.model, of.language, **{count: min(of.examples, _PLANTED)})
 
-# of language models; planted spans on few texts
-measure("bits", language.Bits)(lambda subject: language.bits(subject.model, subject.language, texts=subject.examples))
-measure("needles", language.Needles)(
-    lambda of: language.needles(of.model, of.language, trials=min(of.examples, _PLANTED))
-)
-measure("copying", language.Copying)(
-    lambda of: language.copying(of.model, of.language, trials=min(of.examples, _PLANTED))
-)
-measure("patterns", language.HeadPatterns)(
-    lambda of: language.head_patterns(of.model, of.language, texts=min(of.examples, _PLANTED))
-)
-measure("extension", language.Extension)(lambda of: language.extension(of.model, of.run.spec, of.language, tuned=False))
-measure("extension-tuned", language.Extension)(
-    lambda of: language.extension(of.model, of.run.spec, of.language, tuned=True)
-)
+
+def _extension(subject: Subject, *, tuned: bool) -> language.Extension:
+    return language.extension(subject.model, subject.run.spec, subject.language, tuned=tuned)
+
+
+_PERMUTED: Any = {"counted": "used", "queries": 64, "permutations": 16}
+MEASURES: dict[str, Measure] = {
+    "position": Measure(lens.HeadAblation, partial(_position, most=None)),
+    "position-loss": Measure(lens.HeadAblation, partial(_position, most=_TRACED, metric="loss")),
+    "sets": Measure(lens.HeadSets, _sets),
+    "position-sets": Measure(lens.HeadSets, partial(_sets, intervention="position")),
+    "bias": Measure(BiasSpread, _bias),
+    "circuit": Measure(Circuit, _circuit),
+    "contraction": Measure(Spectra, _contraction),
+    "representation": Measure(lens.Representation, _representation),
+    "seed": Measure(Seed, _seed),
+    "extrapolation": Measure(
+        Extrapolation, lambda of: extrapolate(of.run, examples=of.examples, device=str(of.device))
+    ),
+    # over the queries that reach the output
+    "behaviour": Measure(lens.Behaviour, lambda of: lens.behaviour(of.trace(), counted="used")),
+    "permutations": Measure(lens.PermutationScores, lambda of: lens.permutation_scores(of.trace(), **_PERMUTED)),
+    "frequency": Measure(lens.FrequencyRecord, lambda of: lens.frequency_use(of.trace(), counted="used")),
+    "beginning": Measure(Beginning, _beginning),
+    "toeplitz": Measure(ToeplitzShares, _toeplitz),
+    "bands": Measure(lens.BandAblation, lambda of: lens.ablate_bands(of.source, of.batches(_TRACED))),
+    # of language models
+    "bits": Measure(language.Bits, lambda of: language.bits(of.model, of.language, texts=of.examples)),
+    "needles": Measure(language.Needles, _planted(language.needles, "trials")),
+    "copying": Measure(language.Copying, _planted(language.copying, "trials")),
+    "patterns": Measure(language.HeadPatterns, _planted(language.head_patterns, "texts")),
+    "extension": Measure(language.Extension, partial(_extension, tuned=False)),
+    "extension-tuned": Measure(language.Extension, partial(_extension, tuned=True)),
+}
+"""The measures of a trained model by name."""
 
 # ---- records --------------------------------------------------------------------------------------------------------
 

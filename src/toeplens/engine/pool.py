@@ -9,10 +9,9 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,9 +20,8 @@ import torch
 
 from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, invalid
 from toeplens.ground.errors import first_line
-from toeplens.ground.execution import ClusterOptions, ExecutionOptions, Workers, clocks, cluster_of
+from toeplens.ground.execution import ClusterOptions, ExecutionOptions, Workers, clocks, cluster_of, ignored_by_children
 from toeplens.ground.machine import cores, within
-from toeplens.ground.signals import ignored_by_children
 
 Work = Callable[[Any, ExecutionOptions, Callable[..., None]], Any]  # of a piece; must be importable
 _LOOK = 0.1  # seconds between two checks
@@ -79,12 +77,16 @@ def spread(
     else:
         count, threads = plan_workers(len(pieces), limits.device, cluster.workers)
         if count == 1:
-            with _threads(threads):
+            before = torch.get_num_threads()
+            torch.set_num_threads(threads)
+            try:
                 while not limits.over() and (index := take(left, after, done)) is not None:
                     result = work(pieces[index], limits, partial(on_told, index))
                     done.add(index)
                     if on_done(index, result) is False:
                         break
+            finally:
+                torch.set_num_threads(before)
             return
         pool = ProcessPool(work, limits, count, threads)
 
@@ -144,17 +146,6 @@ def take(left: list[int], after: Mapping[int, int], done: Collection[int]) -> in
         if index not in after or after[index] in done:
             return left.pop(place)
     return None
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Context in which torch uses so many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 # ---- processes -------------------------------------------------------------------------------------------------------

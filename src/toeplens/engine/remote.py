@@ -27,7 +27,7 @@ from toeplens.ground import EnvironmentFailure, InputError, invalid, write_bytes
 from toeplens.ground.errors import first_line
 from toeplens.ground.execution import ExecutionOptions
 from toeplens.ground.files import is_leftover, make_directory
-from toeplens.ground.locks import LOCK
+from toeplens.ground.outputs import LOCK
 from toeplens.training.run import CHECKPOINT, PROGRESS, RESULT
 
 RUNS, _DRIVER, _STUDY = "runs", "driver.json", "study.json"
@@ -57,9 +57,7 @@ class Remote:
 
     def read(self, name: str) -> bytes | None:
         """The content of an object, or None."""
-        with suppress(FileNotFoundError):
-            return self._request("read", name, self._fs.cat_file)
-        return None
+        return self._request("read", name, self._fs.cat_file)
 
     def write(self, name: str, content: bytes) -> None:
         """Write an object atomically, replacing an existing one."""
@@ -72,14 +70,14 @@ class Remote:
 
     def files(self) -> list[str]:
         """Names of all objects except runs and the driver's file."""
-        found = self._request("list", "", self._fs.find)
+        found = self._request("list", "", self._fs.find) or ()
         names = [str(path).removeprefix(self._root).lstrip("/") for path in found]
         return [name for name in names if name != _DRIVER and not name.startswith(f"{RUNS}/")]
 
     def fetch(self, directory: Path) -> Files:
         """Update a run's directory if the published run is further; returns the published files."""
         name, here = f"{RUNS}/{directory.name}.zip", _files(directory)
-        if RESULT in here and self._size(name) == len(_packed(here)):
+        if RESULT in here and self._request("read", name, self._fs.size) == len(_packed(here)):
             return here
         content = self.read(name)
         if content is None:
@@ -105,17 +103,12 @@ class Remote:
             self.write(f"{RUNS}/{directory.name}.zip", _packed(here))
         return here
 
-    def _size(self, name: str) -> int | None:
-        with suppress(FileNotFoundError):
-            return self._request("read", name, self._fs.size)
-        return None
-
     def _request(self, what: str, name: str, ask: Any, *given: Any) -> Any:
         try:
             return ask(f"{self._root}/{name}", *given)
         except Exception as error:  # file systems raise different errors for network, credentials, permissions
             if isinstance(error, FileNotFoundError) and what != "write":
-                raise
+                return None
             raise EnvironmentFailure(f"Cannot {what} {self.url}/{name}: {first_line(error)}.") from None
 
     @contextmanager
@@ -150,7 +143,7 @@ class Remote:
         finally:
             ended.set()
             thread.join()
-            with suppress(EnvironmentFailure, FileNotFoundError):
+            with suppress(EnvironmentFailure):
                 self._request("remove", _DRIVER, self._fs.rm_file)
 
 

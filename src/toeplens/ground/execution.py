@@ -1,11 +1,18 @@
-"""How work is run: device, deadline and loggers (`ExecutionOptions`), worker processes or Ray (`ClusterOptions`)."""
+"""How work is run: device, deadline and loggers (`ExecutionOptions`), worker processes or Ray (`ClusterOptions`).
+
+And how it is stopped: the first Ctrl-C or SIGTERM sets a flag that is checked between steps; a second Ctrl-C raises at
+once. Files are written atomically (`toeplens.ground.files`), so an interruption loses only the work in progress.
+"""
 
 from __future__ import annotations
 
 import re
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Literal
 
 from toeplens.ground.errors import choose, invalid
@@ -14,6 +21,8 @@ from toeplens.ground.options import CLUSTER, MACHINE, TRAINING, check_limits, op
 CompileMode = Literal["auto", "on", "off"]
 LOGGERS = ("tensorboard", "wandb", "mlflow")
 MOST_STACKED = 256  # maximum number of models in a stack; each holds a file open
+INTERRUPTED = "Interrupted. Finished work is saved; run the same command to resume."
+EXIT_CODE = 130
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 _BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _NUMBER = r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*"
@@ -163,3 +172,38 @@ Workers = int | ClusterOptions | None  # a number of processes on this machine (
 def cluster_of(workers: Workers) -> ClusterOptions:
     """Workers as options."""
     return workers if isinstance(workers, ClusterOptions) else ClusterOptions(workers)
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[Callable[[], bool]]:
+    """Context in which SIGINT and SIGTERM set a flag, read by the yielded function; a second SIGINT raises.
+
+    Only for the main thread.
+    """
+    requested = False
+
+    def request(number: int, frame: FrameType | None) -> None:
+        nonlocal requested
+        if requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        requested = True
+
+    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: requested
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def ignored_by_children() -> Iterator[None]:
+    """Context in which child processes ignore SIGINT, which terminals send to all; their parent stops them.
+
+    In the parent, a SIGINT waits until the end of the context.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # which children inherit
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

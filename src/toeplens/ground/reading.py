@@ -92,9 +92,9 @@ def refuse_truths(given: Any, fields: Mapping[str, FieldInfo]) -> None:
 def checked(kind: type[T], content: Any, where: Path | str) -> T:
     """``content`` validated as ``kind``; invalid content raises an `InputError` that names ``where`` and the field."""
     try:
-        return _adapter(kind).validate_python(content)
+        return adapter(kind).validate_python(content)
     except ValidationError as error:
         raise InputError(f"{where} is damaged: {sentence(error).removesuffix('.')}.") from None
 
 
-_adapter: Any = cache(TypeAdapter)
+adapter: Any = cache(TypeAdapter)

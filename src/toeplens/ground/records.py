@@ -12,17 +12,16 @@ import math
 import types
 from collections.abc import Mapping
 from dataclasses import fields
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, Self, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from jaxtyping import AbstractArray, Shaped, jaxtyped
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 from typing_extensions import TypedDict
 
-from toeplens.ground.errors import InputError, sentence
-from toeplens.ground.reading import Number, Text, Truth
+from toeplens.ground.reading import Number, Text, Truth, adapter, checked
 
 _Int = Annotated[int, Field(strict=True)]
 AtLeast1 = Annotated[int, Field(strict=True, ge=1)]
@@ -69,20 +68,16 @@ class Record:
     @classmethod
     def from_dict(cls, content: Any, where: Path | str | None = None) -> Self:
         """The inverse of `to_dict`; raises `InputError` naming ``where`` and the field if the content is invalid."""
-        return cls._checked(cls, content, where)
+        return checked(cls, content, cls._place(where))
 
     @classmethod
     def from_list(cls, content: Any, where: Path | str | None = None) -> list[Self]:
         """Records from a list; messages also give the index."""
-        return cls._checked(list[cls], content, where)
+        return checked(list[cls], content, cls._place(where))
 
     @classmethod
-    def _checked(cls, hint: Any, content: Any, where: Path | str | None) -> Any:
-        try:
-            return _adapter(hint).validate_python(content)
-        except ValidationError as error:
-            place = where if where is not None else f"{cls.WORDS or cls.__name__}: the record"
-            raise InputError(f"{place} is damaged: {sentence(error).rstrip('.')}.") from None
+    def _place(cls, where: Path | str | None) -> Path | str:
+        return f"{cls.WORDS or cls.__name__}: the record" if where is None else where
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
@@ -114,9 +109,6 @@ def plain_numbers(values: np.ndarray) -> Any:
     numbers = values.astype(object)
     numbers[np.isnan(values)] = None
     return numbers.tolist()
-
-
-_adapter: Any = cache(TypeAdapter)
 
 
 def _made(kind: Any, dims: dict[str, str], values: dict[str, Any]) -> Any:
@@ -172,7 +164,7 @@ def _strict(hint: Any) -> Any:
 
 
 def _like(hint: Any, content: Any) -> Any:
-    _adapter(hint).validate_python(content)
+    adapter(hint).validate_python(content)
     return content
 
 
@@ -186,7 +178,7 @@ def _array(kind: Any, *about: Any) -> Any:
         return Annotated[(_nested(item, len(dims)), *about, AfterValidator(partial(_to_array, element)))]  # type: ignore[valid-type]
 
     def read(content: Any) -> np.ndarray:
-        return _to_array(element, _adapter(_nested(item, _depth(content))).validate_python(content))
+        return _to_array(element, adapter(_nested(item, _depth(content))).validate_python(content))
 
     return Annotated[Any, PlainValidator(read)]
 

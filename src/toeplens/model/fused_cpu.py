@@ -2,8 +2,8 @@
 
 On a CPU, memory traffic between matrix products costs as much as the products: biases copied to every token before an
 addition, gradients concatenated, activations stored next to their inputs. These functions compute the same as the
-modules they are given, with the same gradients to any order, but without that traffic. The modules are called
-as usual on a GPU, under a compiler, transform, autocast, hooks or dropout.
+modules they are given, with the same first derivatives, but without that traffic. The modules are called as usual on a
+GPU, under a compiler, transform, autocast, hooks or dropout.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from jaxtyping import Complex, Float, Int, Shaped
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 
-from toeplens.encodings.kit import PRECISE, gradients_again, is_mapped
+from toeplens.encodings.kit import PRECISE, is_mapped
 from toeplens.encodings.shapes import Keys, Queries
 
 Turn = Complex[Tensor, "*_B _N 1 #H n"]  # the factor of each pair of dimensions, at each position
@@ -64,34 +65,10 @@ def projected(
 def in_parts(x: Float[Tensor, "B N width"], heads: int) -> tuple[Queries, Keys, Keys]:
     """Split the last dimension of ``x`` into queries, keys and values, head by head.
 
-    The backward pass of torch's `split` copies the three gradients three times; here each is written once, to its final
-    location.
+    The backward pass of torch's `split` copies the three gradients three times; that of `unbind` stacks them once.
     """
-    if torch.compiler.is_compiling() or is_mapped():
-        return _views(x, heads)
-    found: Any = _Parts.apply(x, heads)
-    return found
-
-
-def _views(x: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    parts = x.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
-    return parts[0], parts[1], parts[2]
-
-
-class _Parts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.shape, ctx.heads = x.shape, heads
-        return _views(x, heads)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        if torch.is_grad_enabled():  # double backward
-            return torch.stack([grad.transpose(1, 2) for grad in grads], dim=2).flatten(2), None
-        whole = grads[0].new_empty(ctx.shape)
-        for place, grad in zip(_views(whole, ctx.heads), grads, strict=True):
-            place.copy_(grad)
-        return whole, None
+    q, k, v = x.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    return q, k, v
 
 
 def read_at(
@@ -185,13 +162,6 @@ def _apart(x: Tensor, asking: Tensor, weight: Tensor, bias: Tensor | None, heads
     return q, k, v
 
 
-def _plainly_projected(
-    x: Tensor, asking: Tensor | None, weight: Tensor, bias: Tensor | None, heads: int, *turns: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = _apart(x, x if asking is None else asking, weight, bias, heads)
-    return (q, k, v) if turns[0] is None else (_turned(q, turns[0]), _turned(k, turns[1]), v)
-
-
 class _Projected(torch.autograd.Function):
     """Internally heads keep the layout of the projection's output, [B, N, parts, H, d], and are rotated in place."""
 
@@ -210,15 +180,14 @@ class _Projected(torch.autograd.Function):
             if of_q is not None:
                 _turn_in_place(own, of_q)
             parts = (own.squeeze(2).transpose(1, 2), *parts)
-        ctx.save_for_backward(x, asking, weight, bias, of_q, of_k)
+        ctx.save_for_backward(x, asking, weight, of_q, of_k)
         ctx.heads = heads
         return parts
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, asking, weight, bias, of_q, of_k = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return gradients_again(ctx, _plainly_projected, (x, asking, weight, bias, ctx.heads, of_q, of_k), grads)
+        x, asking, weight, of_q, of_k = ctx.saved_tensors
         to_x, to_asking, *wanted = ctx.needs_input_grad[:4]
         whole = _side_by_side(grads if asking is None else grads[1:], of_k)
         if asking is None:
@@ -233,11 +202,6 @@ class _Projected(torch.autograd.Function):
         return of_x, of_asking, *of_layer, None, None, None
 
 
-def _plainly_read(x: Tensor, scale: Tensor, shift: Tensor, read: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    normed = F.layer_norm(x, x.shape[-1:], scale, shift, eps)
-    return normed, row_at(normed, read), row_at(x, read)
-
-
 class _Read(torch.autograd.Function):
     """Gradients of the rows are added at their positions, without a zero tensor for each."""
 
@@ -246,15 +210,14 @@ class _Read(torch.autograd.Function):
         x, scale, shift, read, eps = inputs
         normed, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], scale, shift, eps)
         at = torch.arange(0, x.shape[0] * x.shape[1], x.shape[1]).add_(read)
-        ctx.save_for_backward(x, scale, shift, read, mean, rstd, at)
+        ctx.save_for_backward(x, scale, shift, mean, rstd, at)
         ctx.eps = eps
         return normed, _rows(normed)[at].unsqueeze(1), _rows(x)[at].unsqueeze(1)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, scale, shift, read, mean, rstd, at = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return gradients_again(ctx, _plainly_read, (x, scale, shift, read, ctx.eps), grads)
+        x, scale, shift, mean, rstd, at = ctx.saved_tensors
         whole, of_normed, of_rows = grads
         wanted, shape = [*ctx.needs_input_grad[:3]], x.shape[-1:]
         backward = torch.ops.aten.native_layer_norm_backward
@@ -278,14 +241,6 @@ def _side_by_side(grads: tuple[Tensor, ...], turn: Tensor | None) -> Tensor:
     return whole.view(batch * length, -1)
 
 
-def _plainly_finished(x: Tensor, z: Tensor, *parts: Any) -> Tensor:
-    """``parts``: weight and bias of the output projection, the norm, the network's first and last layer; eps."""
-    out, out_bias, scale, shift, first, first_bias, last, last_bias, eps = parts
-    x = x + F.linear(z, out, out_bias)
-    normed = F.layer_norm(x, x.shape[-1:], scale, shift, eps)
-    return x + F.linear(F.linear(normed, first, first_bias).relu(), last, last_bias)
-
-
 class _Finished(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, z: Tensor, *parts: Any) -> Tensor:
@@ -293,15 +248,13 @@ class _Finished(torch.autograd.Function):
         middle = _onto(x, _rows(z), out, out_bias)
         normed, mean, rstd = torch.native_layer_norm(middle, x.shape[-1:], scale, shift, ctx.eps)
         hidden = _linear(_rows(normed), first, first_bias).relu_()
-        ctx.save_for_backward(x, z, *parts[:-1], middle, normed, mean, rstd, hidden)
+        ctx.save_for_backward(z, out, scale, shift, first, last, middle, normed, mean, rstd, hidden)
         return _onto(middle, hidden, last, last_bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        *inputs, middle, normed, mean, rstd, hidden = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return gradients_again(ctx, _plainly_finished, (*inputs, ctx.eps), grads)
-        _, z, out, _, scale, shift, first, _, last, _ = inputs
+        z, out, scale, shift, first, last, middle, normed, mean, rstd, hidden = ctx.saved_tensors
         wanted = ctx.needs_input_grad
         grad = _rows(grads[0])
         of_last = _of_linear(wanted[8:10], grad, hidden)

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from toeplens.encodings.conformance import CHECKS
 from toeplens.ground import InputError, write_text
 from toeplens.ground.files import is_leftover, make_directory
-from toeplens.ground.places import free, write_page
+from toeplens.ground.outputs import free, write_page
 from toeplens.report.kit.blocks import Block, Panel, View
 from toeplens.report.kit.canvas import Canvas, by_sign, plain
 from toeplens.report.kit.colours import BLUE, spectrum

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 import torch
 from jaxtyping import Float, Int
 
-from toeplens.ground.places import write_page
+from toeplens.ground.outputs import write_page
 from toeplens.ground.words import listed, percent, power, whole
 from toeplens.lens import toeplitz_part
 from toeplens.lens.logits import KINDS, PURE

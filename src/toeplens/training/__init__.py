@@ -6,11 +6,10 @@ This package contains what one run needs, from its spec to its weights; sizes sh
 from toeplens.training.batches import Batches, answer, correct, evaluate
 from toeplens.training.environment import Execution, Segment, Setup, environment, plan_execution, told
 from toeplens.training.loggers import Logger, RunInfo
-from toeplens.training.loop import train, train_as_one
+from toeplens.training.loop import Watcher, train, train_as_one
 from toeplens.training.presets import PRESETS, Preset, starting_spec
 from toeplens.training.run import Run, initial_model
 from toeplens.training.spec import Plateau, RunSpec, cosine_with_warmup, run_spec
-from toeplens.training.watcher import Watcher
 
 __all__ = [
     "PRESETS",

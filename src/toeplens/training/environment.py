@@ -89,11 +89,8 @@ def environment(execution: Execution | None = None) -> dict[str, Any]:
 
 
 def _gpu(execution: Execution | None) -> str | None:
-    if execution is not None and execution.device.type != "cuda":
-        return None
-    if not torch.cuda.is_available():
-        return None
-    return torch.cuda.get_device_name(None if execution is None else execution.device)
+    device = torch.device("cuda") if execution is None else execution.device
+    return torch.cuda.get_device_name(device) if device.type == "cuda" and torch.cuda.is_available() else None
 
 
 def processor() -> str:
@@ -148,7 +145,7 @@ def setup_of(execution: Execution, *, stacked: bool = False) -> Setup:
     """This process's setup."""
     return Setup(
         device=str(execution.device),
-        gpu=torch.cuda.get_device_name(execution.device) if execution.device.type == "cuda" else None,
+        gpu=_gpu(execution),
         precision="bfloat16" if execution.bf16 else "float32",
         compiled=execution.compiled,
         threads=torch.get_num_threads(),

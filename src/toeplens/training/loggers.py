@@ -46,11 +46,9 @@ class Logger(Protocol):
 
     def log(self, row: Mapping[str, float]) -> None:
         """Log an evaluation: a row of metrics.jsonl without non-finite values."""
-        ...
 
     def close(self, status: Status) -> None:
         """Called at the end of the session; a run with status ``stopped`` may be resumed."""
-        ...
 
 
 OpenLogger = Callable[[RunInfo], Logger]  # usually a class

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from toeplens.ground import InputError, read_json, read_rows, shown, write_bytes, write_json, write_text
 from toeplens.ground.errors import first_line
 from toeplens.ground.files import make_directory
-from toeplens.ground.locks import locked, names_in
+from toeplens.ground.outputs import locked, names_in
 from toeplens.ground.reading import Count, Number, Positive, Share
 from toeplens.ground.records import AtLeast1, Record
 from toeplens.model import Decoder
@@ -231,7 +231,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 def entered(directory: Path, spec: RunSpec, until: Callable[[], bool] | None = None) -> Iterator[None]:
     """Create or open ``directory`` as the run's and lock it; raises if it holds something else or is locked.
 
-    ``until``: see `toeplens.ground.locks.locked`.
+    ``until``: see `toeplens.ground.outputs.locked`.
     """
     make_directory(directory)
     _is_the_runs(directory, spec)  # no lock file in other directories

@@ -9,7 +9,7 @@ import pytest
 from tests.engine.language.conftest import BYTES, LENGTH, UNEVEN, losses_of, model_of
 
 from toeplens.engine.language import Bits, bits
-from toeplens.engine.language.texts import cut, read
+from toeplens.engine.language.bits import cut, read
 from toeplens.model import Decoder
 from toeplens.tasks.language import LanguageTask
 

@@ -12,8 +12,8 @@ import torch
 from tests.engine.language.conftest import LENGTH, losses_of, model_of
 
 from toeplens.engine.language import Extension, extension
+from toeplens.engine.language.bits import cut
 from toeplens.engine.language.extension import FACTORS, RATE, SHARE, TARGET, TUNED, _tune
-from toeplens.engine.language.texts import cut
 from toeplens.ground import InputError
 from toeplens.model import Decoder
 from toeplens.tasks.language import LanguageTask

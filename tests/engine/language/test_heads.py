@@ -9,7 +9,7 @@ from tests.engine.language.conftest import LENGTH, model_of
 
 from toeplens.engine.language import HeadPatterns, head_patterns
 from toeplens.engine.language import planted as module
-from toeplens.engine.language.texts import cut
+from toeplens.engine.language.bits import cut
 from toeplens.lens import AttentionTrace
 from toeplens.sources import DecoderSource
 from toeplens.tasks.language import LanguageTask

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.engine.language.conftest import LENGTH, model_of
 
-from toeplens.engine.language.texts import cut, read
+from toeplens.engine.language.bits import cut, read
 from toeplens.ground import InputError
 from toeplens.tasks.language import LanguageTask
 
@@ -55,7 +55,7 @@ def test_losses_are_those_of_the_model_whatever_is_asked_for(task: LanguageTask,
     losses, hits = read(model, tokens)
     np.testing.assert_allclose(losses, wanted, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(hits, chances.argmax(-1) == tokens[:, 1:])
-    monkeypatch.setattr("toeplens.engine.language.texts._TOKENS", {"cpu": 2 * LENGTH})
-    monkeypatch.setattr("toeplens.engine.language.texts._LOGITS", {"cpu": 500})
+    monkeypatch.setitem(cut.__globals__, "_TOKENS", {"cpu": 2 * LENGTH})
+    monkeypatch.setitem(cut.__globals__, "_LOGITS", {"cpu": 500})
     again, _ = read(model, tokens, first=5)
     np.testing.assert_allclose(again, wanted[:, 5:], rtol=1e-5, atol=1e-6)

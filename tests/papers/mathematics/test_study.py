@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from toeplens.engine import Job, Limits, run_job
+from toeplens.engine import ExecutionOptions, Job, run_job
 from toeplens.ground import InputError, read_json
 from toeplens.papers.mathematics import CLAIMS, EXPERIMENTS, Theory, check_theory, gather, is_theory, study, universal
 from toeplens.papers.mathematics.page import render_theory
@@ -114,7 +114,7 @@ def theory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theory]:
         content = job.spec.model_copy(update={"epochs": 1, "train_examples": 64, "test_examples": 64})
         return Job(content, job.label)
 
-    def here(jobs: Sequence[Job], out: Path, limits: Limits, **_: Any) -> None:
+    def here(jobs: Sequence[Job], out: Path, limits: ExecutionOptions, **_: Any) -> None:
         for job in jobs:
             run_job(job, out, limits)
 
@@ -125,7 +125,7 @@ def theory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theory]:
         patch.setattr(study, "_job", small)
         patch.setattr(study, "run_jobs", here)
         out = tmp_path_factory.mktemp("theory") / "out"
-        yield check_theory(out, scale="smoke", seeds=1, workers=1, limits=Limits(device="cpu", compile="off"))
+        yield check_theory(out, scale="smoke", seeds=1, workers=1, limits=ExecutionOptions(device="cpu", compile="off"))
 
 
 @pytest.mark.heavy
@@ -153,7 +153,7 @@ def test_bad_input_is_one_sentence(theory: Theory, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"scale must be .*, got 'tiny'"):
         check_theory(tmp_path / "new", scale="tiny")
     with pytest.raises(InputError, match=r"device must be .*, got 'x'"):
-        check_theory(tmp_path / "new", scale="smoke", seeds=1, limits=Limits(device="x", deadline=0.0))
+        check_theory(tmp_path / "new", scale="smoke", seeds=1, limits=ExecutionOptions(device="x", deadline=0.0))
     assert not (tmp_path / "new").exists()
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(InputError, match="belongs to neither a study nor runs"):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tests.studies.probing.models import TEXT, saved
 
-from toeplens.engine import Limits
+from toeplens.engine import ExecutionOptions
 from toeplens.ground import InputError
 from toeplens.papers.positional_symbolic.pretrained import Plan, Pretrained, examine, gather, is_pretrained, open_record
 from toeplens.papers.positional_symbolic.pretrained.claims import by_text
@@ -75,9 +75,9 @@ def test_a_study_that_was_stopped_ends_with_the_same(study: Pretrained, model: P
         return examine(str(model), TEXTS, tmp_path, device="cpu", on_piece=note, **how, **SIZES)
 
     asked: list[str] = []
-    begun = go_on(limits=Limits(should_stop=lambda: bool(asked)), on_progress=lambda *_: asked.append("stop"))
+    begun = go_on(limits=ExecutionOptions(should_stop=lambda: bool(asked)), on_progress=lambda *_: asked.append("stop"))
     assert begun.finished == 0, "the first piece was left between two passes"
-    half = go_on(limits=Limits(should_stop=lambda: len(done) >= 20))
+    half = go_on(limits=ExecutionOptions(should_stop=lambda: len(done) >= 20))
     assert not half.complete
     assert half.finished == len(done) == 20
     whole = go_on()

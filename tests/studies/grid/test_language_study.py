@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.report.grid.language_state import language_grid
 
-from toeplens.engine import Limits
+from toeplens.engine import ExecutionOptions
 from toeplens.ground import InputError
 from toeplens.papers.language.claims import CLAIMS
 from toeplens.studies import grid
@@ -86,7 +86,7 @@ def test_figures_are_those_of_the_records(made: grid.Grid):
 def test_going_on_asks_for_the_same_text(done: grid.Grid, folder: Path):
     _unchanged.cache_clear()
     spec = grid.grid_spec(content(folder, seeds=2))
-    stopped = Limits(should_stop=lambda: True)
+    stopped = ExecutionOptions(should_stop=lambda: True)
     assert grid.study(spec, done.directory, workers=1, limits=stopped).finished == 4  # the second seed is not begun
     path = folder / "00.txt"
     before = path.read_text()

@@ -11,7 +11,7 @@ from tests.studies.grid.test_study import content
 from tests.studies.here import GRID, Here
 
 from toeplens.encodings import registry
-from toeplens.engine import Limits
+from toeplens.engine import ExecutionOptions
 from toeplens.studies import grid
 
 CLAIMS = """
@@ -55,7 +55,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 def small(tmp_path: Path, encoding: str, **changes: object) -> grid.Grid:
     tasks = {"index": {"options": {"length": 6, "words": 6}}}
     asked = content(tasks=tasks, encodings={encoding: None}, **changes)
-    return grid.study(grid.grid_spec(asked), tmp_path / "out", limits=Limits(compile="off"))
+    return grid.study(grid.grid_spec(asked), tmp_path / "out", limits=ExecutionOptions(compile="off"))
 
 
 def test_a_claim_that_raises_is_undecided_and_the_study_goes_on(

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from tests.studies.here import GRID, Here
 
-from toeplens.engine import Limits
+from toeplens.engine import ExecutionOptions
 from toeplens.ground import InputError, read_json
 from toeplens.studies import CellResult, grid
 from toeplens.studies.grid.spec import spec_from_yaml
@@ -175,7 +175,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     out = tmp_path_factory.mktemp("grid") / "study"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GRID, "run_jobs", Here())
-        assert grid.study(grid.grid_spec(content(measures=EVERY)), out, limits=Limits(compile="off")).complete
+        assert grid.study(grid.grid_spec(content(measures=EVERY)), out, limits=ExecutionOptions(compile="off")).complete
         yield out
 
 

@@ -13,7 +13,7 @@ from tests.builders import held, tiny
 from tests.papers.deposit.worlds import reproduced
 from tests.report.grid.language_state import language_grid
 
-from toeplens.engine import Job, Limits, run_job
+from toeplens.engine import ExecutionOptions, Job, run_job
 from toeplens.ground import InputError
 from toeplens.papers.deposit import Reproduction
 from toeplens.papers.mathematics import Theory
@@ -108,7 +108,7 @@ def test_a_grid_study_is_what_its_record_tells(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["claims.json", "results.json.gz"], "nothing is written"
 
 
-OVER = Limits(device="cpu", deadline=0.0)
+OVER = ExecutionOptions(device="cpu", deadline=0.0)
 
 
 def test_a_study_that_another_process_carries_out_is_read_and_not_written(tmp_path: Path):
@@ -150,7 +150,7 @@ def test_the_guess_from_the_length_is_of_the_labels_that_count(
     tmp_path: Path, ignored: int | None, chance: float, by_length: float
 ):
     job = Job(tiny(task_options=RELEASED, epochs=1, ignore_label=ignored), "a cell", 20)
-    run = run_job(job, tmp_path / RUNS, Limits(device="cpu"))
+    run = run_job(job, tmp_path / RUNS, ExecutionOptions(device="cpu"))
     cell = Cell(Key("released", "trigger-distance", "rope", 42), job)
     (found,) = gather_cells(tmp_path, [cell], {})["results"].cells
     assert (found.chance, found.length_chance) == (pytest.approx(chance), pytest.approx(by_length))

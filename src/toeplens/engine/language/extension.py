@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from toeplens.encodings import options as encoding_options
-from toeplens.engine.language.bits import TEST, Interval
-from toeplens.engine.language.texts import Texts, bits_a_byte, longest, read
+from toeplens.engine.language.bits import TEST, Interval, Texts, bits_a_byte, longest, read
 from toeplens.ground import InputError, invalid
 from toeplens.ground.reading import Count, Positive, Text, Truth
 from toeplens.ground.records import AtLeast1, Record
@@ -174,6 +173,11 @@ def _ends(model: Decoder, texts: Texts, length: int, half: int) -> np.ndarray | 
     return found if np.isfinite(found).all() else "its losses are not finite."
 
 
+def _loss(model: Decoder, texts: Texts, length: int) -> float:
+    found = _ends(model, texts, length, length // 2)
+    return math.inf if isinstance(found, str) else float(found.mean())
+
+
 def _validation(task: LanguageTask, seed: int) -> tuple[Texts, int]:
     """Texts of the longest available length up to the target, and that length."""
     lengths = [task.length * factor for factor in range(1, TARGET + 1)]
@@ -192,9 +196,7 @@ def _searched(
     living = [np.full(pairs, float(TARGET)), TARGET**share, 1 + (TARGET - 1) * share]
 
     def loss(factors: np.ndarray) -> float:
-        changed = _with(model, "rope-longrope", _longrope(ruled, first, factors))
-        found = _ends(changed, texts, length, length // 2)
-        return math.inf if isinstance(found, str) else float(found.mean())
+        return _loss(_with(model, "rope-longrope", _longrope(ruled, first, factors)), texts, length)
 
     scored = [(loss(factors), factors) for factors in living]
     for _ in range(_ROUNDS):
@@ -216,11 +218,7 @@ def _scaled(model: Decoder, task: LanguageTask, seed: int) -> tuple[Decoder, str
             made.block(layer).attention.scale *= factor
         return made
 
-    def loss(factor: float) -> float:
-        found = _ends(by(factor), texts, length, length // 2)
-        return math.inf if isinstance(found, str) else float(found.mean())
-
-    best = min(_SCALES, key=loss)
+    best = min(_SCALES, key=lambda factor: _loss(by(factor), texts, length))
     return by(best), f"factor {best:g}"
 
 
@@ -238,15 +236,11 @@ def _tune(model: Decoder, spec: RunSpec, task: LanguageTask, length: int, steps:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.enable_grad():
         torch.manual_seed(seed)
         for step, (tokens, labels, lengths) in enumerate(islice(cycle(data.split(size)), steps)):
-            optimizer.param_groups[0]["lr"] = RATE * spec.lr * _share_of_rate(step, steps)
+            share = min((step + 1) / max(1.0, 0.1 * steps), (steps - step) / max(1.0, 0.9 * steps), 1.0)
+            optimizer.param_groups[0]["lr"] = RATE * spec.lr * share  # linear warm-up, then linear decay to 0
             optimizer.zero_grad()
             parts = Batches(tokens, labels, lengths).split(texts_at_once(spec, tokens.shape[1], device))
             for some, wanted, ends in parts:
                 (loss_of(precise(model(some, ends)), wanted) / labels.numel()).backward()
             optimizer.step()
     model.eval()
-
-
-def _share_of_rate(step: int, steps: int) -> float:
-    """Linear warm-up over the first tenth, then linear decay to 0."""
-    return min((step + 1) / max(1.0, 0.1 * steps), (steps - step) / max(1.0, 0.9 * steps), 1.0)

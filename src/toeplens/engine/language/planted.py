@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from toeplens.engine.language.bits import TEST, Interval
-from toeplens.engine.language.texts import cut, read
+from toeplens.engine.language.bits import TEST, Interval, cut, read
 from toeplens.ground import InputError, invalid
 from toeplens.ground.reading import Count, Positive, Share
 from toeplens.ground.records import AtLeast1, Each, NearlyShare, Record
@@ -107,13 +106,7 @@ def needles(model: Decoder, task: LanguageTask, *, trials: int = 32, seed: int =
 
 
 def _needles(
-    model: Decoder,
-    corpus: Corpus,
-    letters: Int[np.ndarray, "m"],
-    length: int,
-    depth: float,
-    trials: int,
-    seed: int,
+    model: Decoder, corpus: Corpus, letters: Int[np.ndarray, "m"], length: int, depth: float, trials: int, seed: int
 ) -> dict[str, Any]:
     """Accuracy and loss on the values of needles, or why they cannot be measured."""
     least = 2 * KEY + 2 * VALUE + 3

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field
 
-from toeplens.engine import Job, Limits, Workers, run_jobs
+from toeplens.engine import ExecutionOptions, Job, Workers, run_jobs
 from toeplens.engine.jobs import OnEvent
 from toeplens.ground import InputError, choose
 from toeplens.ground.machine import MOST_SEEDS, within
@@ -146,7 +146,7 @@ def reproduce(
     protocols: Sequence[Protocol] = PROTOCOLS,
     seeds: int = 1,
     parts: Sequence[str] = (CORE,),
-    limits: Limits | None = None,
+    limits: ExecutionOptions | None = None,
     workers: Workers = None,
     on_event: OnEvent | None = None,
 ) -> Reproduction:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toeplens.engine import Job, Limits, Workers, cluster_of, must_have, run_jobs, spread
+from toeplens.engine import ExecutionOptions, Job, Workers, cluster_of, must_have, run_jobs, spread
 from toeplens.engine.jobs import OnEvent
 from toeplens.ground import InputError, choose, read_json, write_json
 from toeplens.ground.files import make_directory
@@ -130,7 +130,7 @@ def check_theory(
     *,
     scale: str = "laptop",
     seeds: int = ENOUGH,
-    limits: Limits | None = None,
+    limits: ExecutionOptions | None = None,
     workers: Workers = None,
     on_event: OnEvent | None = None,
     on_record: Callable[[str, int], None] = lambda name, seed: None,
@@ -186,7 +186,7 @@ def _make_records(
     places: Sequence[Place],
     directory: Path,
     scale: str,
-    limits: Limits,
+    limits: ExecutionOptions,
     workers: Workers,
     on_record: Callable[[str, int], None],
 ) -> None:
@@ -203,7 +203,7 @@ def _make_records(
     spread(_make, pieces, replace(limits, device="cpu"), workers, on_done=done)
 
 
-def _make(piece: tuple[Place, Path, str], limits: Limits, tell: Callable[..., None]) -> Any:
+def _make(piece: tuple[Place, Path, str], limits: ExecutionOptions, tell: Callable[..., None]) -> Any:
     """One record's content; False if its models are not finished, None if the deadline passed before it started."""
     (name, seed), directory, scale = piece
     if limits.late():

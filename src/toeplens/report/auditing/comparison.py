@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from toeplens.ground.places import write_page
+from toeplens.ground.outputs import write_page
 from toeplens.report.auditing.figures import alike, bands_of_both, tints
 from toeplens.report.auditing.page import chosen, sees
 from toeplens.report.kit.blocks import Block, Panel, Sign, View, numbered

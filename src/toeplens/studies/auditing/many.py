@@ -20,14 +20,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from toeplens.engine import Limits, Workers, cluster_of, must_serve, plan_workers, spread
+from toeplens.engine import ExecutionOptions, Workers, cluster_of, must_serve, plan_workers, spread
 from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, write_json
-from toeplens.ground.locks import LOCK
+from toeplens.ground.execution import ignored_by_children
 from toeplens.ground.machine import memory, out_of_memory
-from toeplens.ground.places import entered
+from toeplens.ground.outputs import LOCK, entered
 from toeplens.ground.reading import Count, Text
 from toeplens.ground.records import Record
-from toeplens.ground.signals import ignored_by_children
 from toeplens.sources.huggingface.checkpoints import GGUF, is_there
 from toeplens.sources.huggingface.load import place_of
 from toeplens.sources.huggingface.model import library, words
@@ -149,7 +148,7 @@ class Piece:
         return of_audit(self.name, self.asked, audit) if audit.about.get("request") == self.digest else None
 
 
-def apart(piece: Piece, limits: Limits, tell: Callable[..., None]) -> Audited | None:
+def apart(piece: Piece, limits: ExecutionOptions, tell: Callable[..., None]) -> Audited | None:
     """Audit a model in a separate process; None if interrupted.
 
     ``tell`` receives a description of the current work, the finished amount and the total. An interrupted process is
@@ -289,7 +288,7 @@ def audit_many(
             spread(
                 apart,
                 left,
-                Limits(device=options.device),
+                ExecutionOptions(device=options.device),
                 workers,
                 on_done=lambda index, each: done(each, True),
                 on_told=lambda index, *told: on_progress(left[index].name, *told),

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from toeplens.ground import InputError, invalid
-from toeplens.ground.places import entered, must_be_of
+from toeplens.ground.outputs import entered, must_be_of
 from toeplens.sources.huggingface import Change, NoGradient, NoPosition, as_tokens
 from toeplens.sources.huggingface.interventions import calls_of
 from toeplens.sources.huggingface.load import Loaded, called_of, open_model

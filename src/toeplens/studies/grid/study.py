@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from toeplens import tasks
-from toeplens.engine import Job, Limits, Workers, run_jobs
+from toeplens.engine import ExecutionOptions, Job, Workers, run_jobs
 from toeplens.engine.jobs import OnEvent
-from toeplens.engine.language.texts import cut
+from toeplens.engine.language.bits import cut
 from toeplens.ground import InputError, choose
 from toeplens.ground.errors import first_line, located
 from toeplens.ground.records import Record
@@ -182,7 +182,7 @@ def study(
     spec: GridSpec,
     out: Path | str,
     *,
-    limits: Limits | None = None,
+    limits: ExecutionOptions | None = None,
     workers: Workers = None,
     on_event: OnEvent | None = None,
 ) -> Grid:

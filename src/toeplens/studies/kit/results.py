@@ -102,7 +102,7 @@ class CellResult(Record):
 
     measures  measures of the trained model, by name (`toeplens.engine.measures`)
     ablation  head ablation by accuracy; ``by_loss`` by loss
-    watched   probes during training, a row per checkpoint (`toeplens.training.watcher`); empty without probes
+    watched   probes during training, a row per checkpoint (`toeplens.training.loop`); empty without probes
     """
 
     WORDS = "results"

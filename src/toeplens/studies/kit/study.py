@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 
-from toeplens.engine import Job, Limits, Workers, must_have, without_weights
+from toeplens.engine import ExecutionOptions, Job, Workers, must_have, without_weights
 from toeplens.ground import InputError, choose, parse_json, read_json, write_json
 from toeplens.ground.files import is_leftover, make_directory, read_bytes, unzipped
-from toeplens.ground.locks import LOCK, Busy, locked
+from toeplens.ground.outputs import LOCK, Busy, locked
 from toeplens.ground.reading import LARGEST, Count, Number, Positive, Text, Truth
 from toeplens.ground.records import Record
 from toeplens.studies.kit.claims import Entry
@@ -285,13 +285,13 @@ def _open_directory(directory: Path) -> dict[str, Any] | None:
     return had
 
 
-def of_study(limits: Limits | None, out: Path) -> Limits:
+def of_study(limits: ExecutionOptions | None, out: Path) -> ExecutionOptions:
     """The limits of a study in ``out``, whose name is the loggers' group."""
-    limits = limits or Limits()
+    limits = limits or ExecutionOptions()
     return replace(limits, group=limits.group if limits.group is not None else out.absolute().name)
 
 
-def of_runs(limits: Limits | None, out: Path, jobs: Sequence[Job], workers: Workers) -> Limits:
+def of_runs(limits: ExecutionOptions | None, out: Path, jobs: Sequence[Job], workers: Workers) -> ExecutionOptions:
     """The limits of a study in ``out`` that consists of runs only.
 
     Raises `InputError` if these workers cannot run the jobs, and for existing runs that do not belong to the study or

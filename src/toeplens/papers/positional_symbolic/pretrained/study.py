@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import torch
 
-from toeplens.engine import Limits
+from toeplens.engine import ExecutionOptions
 from toeplens.ground import InputError, read_json
 from toeplens.ground.files import make_directory
 from toeplens.ground.records import Record
@@ -86,7 +86,7 @@ def examine(
     *,
     dtype: Dtype = "auto",
     device: str = "auto",
-    limits: Limits | None = None,
+    limits: ExecutionOptions | None = None,
     on_piece: Callable[[str, int, int], None] = lambda name, done, total: None,
     on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
     **sizes: Any,
@@ -106,7 +106,7 @@ def examine(
     for texts that are too short, and if the directory holds another study, or this study with another model, texts or
     sizes.
     """
-    limits, directory = limits or Limits(), Path(out)
+    limits, directory = limits or ExecutionOptions(), Path(out)
     plan = Plan(model=model, texts=dict(sorted(texts.items())), **sizes).checked()
     loaded = load_model(model, dtype=dtype, device=device)
     loaded.check_decoder("the study of a pretrained model")

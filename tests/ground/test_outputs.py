@@ -9,7 +9,7 @@ import pytest
 from tests.builders import refusal
 
 from toeplens.ground import EnvironmentFailure, InputError
-from toeplens.ground.places import free, write_page
+from toeplens.ground.outputs import free, write_page
 
 PAGE = '<!doctype html>\n<meta name="generator" content="toeplens card">\n'
 
