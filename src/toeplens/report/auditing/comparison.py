@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from toeplens.ground.places import write_page
-from toeplens.report.auditing.figures import alike, bands_of_both, tints
+from toeplens.report.auditing.figures import TEXTS, alike, bands_of_both, tints
 from toeplens.report.auditing.page import chosen, sees
 from toeplens.report.kit.blocks import Block, Panel, Sign, View, numbered
 from toeplens.report.kit.canvas import Canvas, plain, untagged
@@ -151,11 +151,7 @@ def _scatter(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: tu
         if (size := sqrt(float(x @ x) * float(y @ y))) > 0:  # otherwise one of them is constant
             text += f" Correlation: {words.told(float(x @ y) / size, 2)}."
         views.append(View.of([Panel(COLUMNS[name], canvas.figure(), text)], title(name)))
-    caption = (
-        f"One mark per head: x is its value in {names[0]}, y its value in {names[1]}. The dotted diagonal means no "
-        "change. Colour: first layer (blue) to last layer (orange)."
-    )
-    return Block("pairs", "Each head in both models", caption, views)
+    return TEXTS.block("pairs", views, words={"first": names[0], "second": names[1]})
 
 
 def _distributions(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: tuple[str, str]) -> Block:
@@ -182,9 +178,8 @@ def _distributions(pair: tuple[Audit, Audit], values: tuple[Values, Values], nam
         canvas.y("share of heads", tickformat=".0%")
         panel = Panel(COLUMNS[name], canvas.figure(barmode="group", bargap=0.15), f"{'; '.join(told)}.")
         views.append(View.of([panel], title(name)))
-    caption = "Histograms of the heads of each model. The models have different numbers of layers or heads."
     signs = [Sign(f"side-{i}", name, _TINTS[i], "■") for i, name in enumerate(names)]
-    return Block("pairs", "Distribution over heads", caption, views, "full", legend=signs)
+    return TEXTS.block("pairs", views, "full", text="distributions", legend=signs)
 
 
 def _findings(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: tuple[str, str]) -> Iterator[str]:

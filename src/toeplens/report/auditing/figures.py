@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import pi
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from toeplens.ground.words import fixed, significant
 from toeplens.report.kit.blocks import Block, Group, Panel, Ramp, View
 from toeplens.report.kit.canvas import FEW, Canvas, Look, heat, triangle
 from toeplens.report.kit.colours import DEPTHS, GUESS
+from toeplens.report.kit.texts import Texts
 from toeplens.studies.auditing.record import AuditRecord, BandRecord, HeadRecord, LayerRecord
 from toeplens.studies.auditing.result import Audit
 from toeplens.studies.auditing.sheets import digits_of, values_of
@@ -31,6 +33,7 @@ from toeplens.studies.auditing.words import (
     unit,
 )
 
+TEXTS = Texts(Path(__file__).with_name("texts.yaml"))
 _MARKERS = (("circle", "●"), ("square", "■"), ("diamond", "◆"), ("triangle-up", "▲"))
 _SHARES = ("positional", "symbolic", "interaction")
 _MARGIN = 0.06  # margin beyond shares outside the triangle
@@ -54,16 +57,14 @@ def plane(audit: Audit) -> Block:
         for i, place in enumerate(places)
     }
     sized = " Larger marks have larger effects." if audit.effect else ""
-    caption = (
-        "Shares of the variance of a head’s logits that are explained by the position of keys (positional), by their "
-        "content (symbolic), and only by both together (interaction). The three add up to 1; the distance from the "
-        "slanted side is the interaction. The shares describe logits, not function: heads of an untrained model "
-        f"often look symbolic, too.{sized} Colour: first layer (blue) to last layer (orange)."
-        f"{' Click a legend entry to hide or show it.' if len(places) > 1 else ''}"
-    )
     views = [View.of([_plane_panel(audit, {looks[place]: heads for place, heads in places.items()})])] if known else []
     signs = [look.sign for look in looks.values()] if len(looks) > 1 else []
-    return Block("plane", "Positional and symbolic shares of each head", caption, views, legend=signs)
+    return TEXTS.block(
+        "plane",
+        views,
+        words={"sized": sized, "click": " Click a legend entry to hide or show it." if len(places) > 1 else ""},
+        legend=signs,
+    )
 
 
 def tints(audit: Audit, heads: Sequence[HeadRecord]) -> list[str]:
@@ -129,13 +130,18 @@ def layer_effects(audit: Audit) -> Block:
     ]
     bars = any(head.effect_low is not None for head in measured) and len(measured) <= _BARS
     below = len(harmful(audit))
-    caption = (
-        f"One mark per head, above its layer, heads from left to right. An effect is the {unit(audit)}."
-        f"{f' Thin lines: 95% intervals {over(audit)}.' if bars else ''}"
-        f"{f' Heads whose interval lies below zero: {below}.' if below else ''}"
-    )
     views = [View("", groups)] if groups and audit.effect else []
-    return Block("effects", f"Effect of {done(audit)} each head", caption, views, "full")
+    return TEXTS.block(
+        "effects",
+        views,
+        "full",
+        words={
+            "unit": unit(audit),
+            "intervals": f" Thin lines: 95% intervals {over(audit)}." if bars else "",
+            "below": f" Heads whose interval lies below zero: {below}." if below else "",
+            "done": done(audit),
+        },
+    )
 
 
 def _effects_panel(audit: Audit, names: Names, heads: list[HeadRecord]) -> Panel:
@@ -182,11 +188,6 @@ def interval_told(head: HeadRecord, digits: int) -> str:
 # ---- by distance ----------------------------------------------------------------------------------------------------
 
 _DISTANCES = 10  # up to this many distances, all are labelled
-_BY_DISTANCE = (
-    "Share of each head’s attention (%) on the query token itself (0) and in distance bins of doubling width, both "
-    "sides together, without attention on a sink. Uniform attention mostly falls into the wide bins on the right. "
-    "Heads are sorted by mean distance."
-)
 
 
 def limit_of(tables: Sequence[Float[np.ndarray, "R C"]]) -> float:
@@ -214,7 +215,7 @@ def distances(audit: Audit) -> Block:
             title = names.short_layer(layer) + ("" if at_most is None else f", at most {at_most} visible keys")
             views.append(View.of([_by_distance(names, heads, limit, title)], names.layer(layer)))
     ramp = Ramp("0%", f"{limit:.0%} of the attention", half=True)
-    return Block("distance", "Attention by distance", _BY_DISTANCE, views, "full", ramp=ramp)
+    return TEXTS.block("distance", views, "full", ramp=ramp)
 
 
 def bins(count: int) -> list[str]:
@@ -242,12 +243,6 @@ def _by_distance(names: Names, heads: Sequence[HeadRecord], limit: float, title:
 _USES = {"norm_use": "Share of ‖q‖ ‖k‖", "variance_use": "Share of the variance of the logits"}
 _STILL, _BIAS = "no rotation", "bias"
 _TICKS = 6  # frequencies labelled below a map
-_BY_FREQUENCY = (
-    "RoPE frequencies in rad per position, with the wavelength in tokens below. Left: share of the norms of queries "
-    "and keys in each frequency. Right: share of the variance of the logits; it is negative (blue) if a frequency "
-    "counteracts the others. “No rotation”: dimensions that are not rotated. “Bias”: positional bias added to the "
-    "logits. The menu selects the mean over the heads of every layer, or the heads of one layer."
-)
 Table = Float[np.ndarray, "R C"]
 
 
@@ -282,7 +277,7 @@ def frequencies(audit: Audit) -> Block:
         own = {use: tables[i, use] for use in _USES}
         views.append(View.of(_use_panels(own, rows, one.frequencies, limit_of([*own.values()])), names.layer(one)))
     ramp = Ramp("counteracts the others", "used most")
-    return Block("frequencies", "Use of RoPE frequencies", _BY_FREQUENCY, views, ramp=ramp)
+    return TEXTS.block("frequencies", views, ramp=ramp)
 
 
 def alike(one: Sequence[float], other: Sequence[float]) -> bool:
@@ -371,7 +366,7 @@ _DIGITS = 3
 def by_band(audit: AuditRecord) -> Block:
     """The effect of each band in each layer; empty if bands were not measured."""
     panels = [_bands_panel(audit, "Effect of each band, by layer", "Largest effect")] if _with_bands(audit) else []
-    return _bands_block(_bands_caption(audit), [View.of(panels)])
+    return _bands_block(audit, [View.of(panels)])
 
 
 def bands_of_both(first: AuditRecord, second: AuditRecord, names: tuple[str, str]) -> Block:
@@ -379,9 +374,8 @@ def bands_of_both(first: AuditRecord, second: AuditRecord, names: tuple[str, str
 
     Empty if either has no bands, or if their effects are of different kinds.
     """
-    caption = f"{_bands_caption(first)} Both models share one scale."
     if not (first.bands and second.bands) or first.effect != second.effect:
-        return _bands_block(caption, [])
+        return _bands_block(first, [])
     limit = max(_limit(_effects(first)), _limit(_effects(second)))
     views = [
         View.of([_bands_panel(audit, name, f"Largest effect in {name}", limit)], name)
@@ -404,20 +398,12 @@ def bands_of_both(first: AuditRecord, second: AuditRecord, names: tuple[str, str
         )
         figure = _bands_map(first, change, _limit(change), said)
         views.append(View.of([Panel(f"{names[1]} − {names[0]}", figure, text)], "difference"))
-    return _bands_block(caption, views)
+    return _bands_block(first, views, " Both models share one scale.")
 
 
-def _bands_block(caption: str, views: list[View]) -> Block:
+def _bands_block(audit: AuditRecord, views: list[View], more: str = "") -> Block:
     ramp = Ramp("freezing helps", "freezing hurts")
-    return Block("bands", "Effects of freezing frequency bands", caption, views, "full", ramp=ramp)
-
-
-def _bands_caption(audit: AuditRecord) -> str:
-    return (
-        "Each cell is a band of RoPE pairs whose rotation is frozen in all heads of a layer: their content still "
-        f"contributes to the logits, their position does not. The colour shows the {unit(audit)}. Bands are labelled "
-        "by their first and last pair, counted from 1. Hover over a cell for its frequencies and interval."
-    )
+    return TEXTS.block("bands", views, "full", words={"unit": unit(audit), "more": more}, ramp=ramp)
 
 
 def _bands_panel(audit: AuditRecord, title: str, largest: str, limit: float | None = None) -> Panel:

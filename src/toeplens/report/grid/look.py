@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,13 @@ from toeplens.ground.words import fixed
 from toeplens.report.kit.blocks import Sign, View
 from toeplens.report.kit.canvas import Canvas, Look, legend, untagged
 from toeplens.report.kit.colours import FAMILIES, PALETTE
+from toeplens.report.kit.texts import Texts
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid, GridSpec
 from toeplens.studies.grid.language import is_language
 from toeplens.tasks.language import LanguageTask
+
+block = Texts(Path(__file__).with_name("texts.yaml")).block
 
 # the look on the other pages, by the label of an encoding in the study or by its name
 _FAMILIES = {
