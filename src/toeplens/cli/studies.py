@@ -145,7 +145,7 @@ def study(
     from toeplens.cli import tables
     from toeplens.cli.progress import StudyProgress, interruptible
     from toeplens.studies import grid
-    from toeplens.studies.kit.cells import jobs_of
+    from toeplens.studies.kit.study import jobs_of
 
     wanted = grid.read_spec(spec)
     if seeds is not None:

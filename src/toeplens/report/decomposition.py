@@ -18,11 +18,10 @@ from toeplens.ground.places import write_page
 from toeplens.ground.words import listed, percent, power, whole
 from toeplens.lens import toeplitz_part
 from toeplens.lens.logits import KINDS, PURE
-from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View, numbered
+from toeplens.report.kit.blocks import Block, Group, Panel, Sign, Texts, View, numbered
 from toeplens.report.kit.canvas import Canvas, by_sign, plain
 from toeplens.report.kit.colours import BLUE, head_look
 from toeplens.report.kit.page import render_page
-from toeplens.report.kit.texts import Texts
 from toeplens.studies.decomposition import SHOWN, LayerStructure, Parts, RunStructure
 
 _TEXTS = Texts(Path(__file__).with_name("decomposition.yaml"))

@@ -25,7 +25,7 @@ from tests.studies import measures
 from toeplens.lens import HeadAblation
 from toeplens.studies import Results, Verdict, grid
 from toeplens.studies.grid import measured as heads
-from toeplens.studies.grid.relations import family, relations
+from toeplens.studies.grid.measured import family, relations
 
 
 def test_all_hold_where_all_is_as_the_papers_say():

@@ -13,7 +13,7 @@ from toeplens.engine import LengthResult
 from toeplens.lens import HeadAblation
 from toeplens.papers.positional_symbolic.claims import CLAIMS, Evidence
 from toeplens.studies import CellResult, Entry, Key, Results, grid, judge_all
-from toeplens.studies.grid.relations import relations
+from toeplens.studies.grid.measured import relations
 
 CHANCE = 0.1
 SCAN = (0.01, 0.1, 0.3, 1.0, 3.0)

@@ -17,12 +17,11 @@ from toeplens.ground.records import Record
 from toeplens.model import Protocol, decoder_config
 from toeplens.papers.deposit.claims import claims_of
 from toeplens.papers.deposit.labels import RUNGS, TITLES, Label, model_fields, other_protocol, title
+from toeplens.papers.deposit.measured import Row, accuracy_table
 from toeplens.papers.deposit.questions import CORE, SCALES, Scale, chosen_parts, measures_of, places_of
-from toeplens.papers.deposit.tables import Row, accuracy_table
-from toeplens.studies.kit.cells import Cell, Gathered, jobs_of
 from toeplens.studies.kit.claims import judge
 from toeplens.studies.kit.results import Key, Seeds
-from toeplens.studies.kit.study import RUNS, of_runs
+from toeplens.studies.kit.study import RUNS, Cell, Gathered, jobs_of, of_runs
 from toeplens.training import RunSpec, run_spec
 from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS, starting_spec
 

@@ -19,9 +19,9 @@ from toeplens.report.kit.colours import BLUE, ORANGE
 from toeplens.report.kit.page import PAGE, render_page
 from toeplens.studies.auditing import words
 from toeplens.studies.auditing.record import COLUMNS, LayerRecord
-from toeplens.studies.auditing.result import Audit
-from toeplens.studies.auditing.sheets import (
+from toeplens.studies.auditing.result import (
     NUMBERS,
+    Audit,
     Scale,
     Values,
     changes,

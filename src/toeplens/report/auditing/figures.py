@@ -13,13 +13,11 @@ from jaxtyping import Float
 from plotly.colors import sample_colorscale
 
 from toeplens.ground.words import fixed, significant
-from toeplens.report.kit.blocks import Block, Group, Panel, Ramp, View
+from toeplens.report.kit.blocks import Block, Group, Panel, Ramp, Texts, View
 from toeplens.report.kit.canvas import FEW, Canvas, Look, heat, triangle
 from toeplens.report.kit.colours import DEPTHS, GUESS
-from toeplens.report.kit.texts import Texts
 from toeplens.studies.auditing.record import AuditRecord, BandRecord, HeadRecord, LayerRecord
-from toeplens.studies.auditing.result import Audit
-from toeplens.studies.auditing.sheets import digits_of, values_of
+from toeplens.studies.auditing.result import Audit, digits_of, values_of
 from toeplens.studies.auditing.words import (
     PATTERN,
     UNIFORM,

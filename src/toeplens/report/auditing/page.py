@@ -21,8 +21,7 @@ from toeplens.report.kit.page import Page, write_report
 from toeplens.report.kit.tables import DASH, Cell, Table, code, make_table, settings_table
 from toeplens.studies.auditing import words
 from toeplens.studies.auditing.record import LayerRecord
-from toeplens.studies.auditing.result import Audit
-from toeplens.studies.auditing.sheets import columns, content, digits_of, scales_of, sheet, values_of
+from toeplens.studies.auditing.result import Audit, columns, content, digits_of, scales_of, sheet, values_of
 from toeplens.studies.auditing.words import model
 
 _MAKERS = (plane, frequencies, distances, layer_effects, by_band)

@@ -12,10 +12,9 @@ import numpy as np
 
 from toeplens import tasks
 from toeplens.ground.words import fixed
-from toeplens.report.kit.blocks import Sign, View
+from toeplens.report.kit.blocks import Sign, Texts, View
 from toeplens.report.kit.canvas import Canvas, Look, legend, untagged
 from toeplens.report.kit.colours import FAMILIES, PALETTE
-from toeplens.report.kit.texts import Texts
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid, GridSpec
 from toeplens.studies.grid.language import is_language

@@ -8,14 +8,13 @@ import numpy as np
 
 from toeplens.ground.words import fixed
 from toeplens.lens import Estimate
-from toeplens.report.kit.blocks import Block, Panel, Ramp, Sign, View, numbered
+from toeplens.report.kit.blocks import Block, Panel, Ramp, Sign, Texts, View, numbered
 from toeplens.report.kit.canvas import FEW, Canvas, heat, plain
 from toeplens.report.kit.colours import BLUE, ORANGE
 from toeplens.report.kit.page import Page, write_report
 from toeplens.report.kit.tables import Cell, Table, make_table, settings_table
-from toeplens.report.kit.texts import Texts
 from toeplens.studies.probing import ABOUT, RETRIEVES, ProbeRecord
-from toeplens.studies.probing.record import interval, title_of
+from toeplens.studies.probing.probe import interval, title_of
 
 _TEXTS = Texts(Path(__file__).with_name("texts.yaml"))
 _LEAST = 1e-3

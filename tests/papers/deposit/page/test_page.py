@@ -16,15 +16,13 @@ from toeplens.ground.words import percent
 from toeplens.lens import over_seeds
 from toeplens.lens.gradients import margins
 from toeplens.papers.deposit import SCALES, Reproduction, claims_of
-from toeplens.papers.deposit.factors import concentrated, factor_table
 from toeplens.papers.deposit.labels import Label
-from toeplens.papers.deposit.looks import look_at
+from toeplens.papers.deposit.measured import concentrated, factor_table, look_at, recorded
 from toeplens.papers.deposit.page import answers, blocks, render, reproduction_page, write_page
 from toeplens.papers.deposit.page.accuracy import convergence, partial_rope, rotated_heads
 from toeplens.papers.deposit.page.seeds import strength_of
 from toeplens.papers.deposit.page.style import TASKS, colour, glyph, interval, marker, name, ordered
 from toeplens.papers.deposit.questions import PARTS
-from toeplens.papers.deposit.tables import recorded
 from toeplens.report.kit.blocks import Block
 from toeplens.report.kit.page import Page
 from toeplens.report.kit.tables import Table

@@ -12,7 +12,7 @@ from typing import Any
 
 from toeplens.papers.deposit.claims import accuracy, heads, mechanism
 from toeplens.papers.deposit.claims.common import Test
-from toeplens.papers.deposit.looks import END, LOOKS
+from toeplens.papers.deposit.measured import END, LOOKS
 from toeplens.studies.kit.claims import Claim, checks_of, claim_of, read_yaml
 from toeplens.studies.kit.results import Results
 

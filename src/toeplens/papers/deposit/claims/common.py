@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from toeplens.papers.deposit.labels import title
-from toeplens.papers.deposit.looks import END, Look, Measure, look_at
+from toeplens.papers.deposit.measured import END, Look, Measure, look_at
 from toeplens.studies.kit import claims
 from toeplens.studies.kit.results import SKILLED, CellResult, Figure, Results
 from toeplens.studies.kit.verdicts import Finding, unknown

@@ -19,7 +19,7 @@ from toeplens.papers.deposit.claims.common import (
     threshold,
 )
 from toeplens.papers.deposit.labels import Label, title
-from toeplens.papers.deposit.looks import Look, Measure, in_order
+from toeplens.papers.deposit.measured import Look, Measure, in_order
 from toeplens.studies.kit.claims import deviation, left_out
 from toeplens.studies.kit.results import Results
 from toeplens.studies.kit.verdicts import (

@@ -14,9 +14,9 @@ from toeplens.ground.words import percent, points
 from toeplens.lens import THRESHOLDS
 from toeplens.model import Protocol
 from toeplens.papers.deposit import SCALES, Reproduction
+from toeplens.papers.deposit.measured import recorded
 from toeplens.papers.deposit.page import accuracy, factors, heads, seeds, style, tables
 from toeplens.papers.deposit.page.style import PROTOCOL_NAMES, TASKS, name, plain, protocol_title
-from toeplens.papers.deposit.tables import recorded
 from toeplens.report.kit.blocks import Block, numbered
 from toeplens.report.kit.page import Page, ledger, ledger_table, surroundings, write_report
 from toeplens.report.kit.tables import DASH, Cell, Table, make_table

@@ -14,8 +14,8 @@ import plotly.graph_objects as go
 from toeplens.ground.words import fixed, percent, whole
 from toeplens.model import Protocol
 from toeplens.papers.deposit import SCALES, Reproduction, Row, title
-from toeplens.papers.deposit.factors import concentrated
 from toeplens.papers.deposit.labels import Label
+from toeplens.papers.deposit.measured import concentrated
 from toeplens.papers.deposit.page import style
 from toeplens.papers.deposit.page.heads import SHARE, heat_panel
 from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View

@@ -13,7 +13,8 @@ from toeplens.ground.words import fixed, percent
 from toeplens.lens import Estimate
 from toeplens.model import Protocol
 from toeplens.papers.deposit import Reproduction, title
-from toeplens.papers.deposit.factors import (
+from toeplens.papers.deposit.labels import SWITCH_TITLES, SWITCHES, Label
+from toeplens.papers.deposit.measured import (
     BASES,
     ENDS,
     MEASURES,
@@ -29,7 +30,6 @@ from toeplens.papers.deposit.factors import (
     left_over,
     strongest,
 )
-from toeplens.papers.deposit.labels import SWITCH_TITLES, SWITCHES, Label
 from toeplens.papers.deposit.page import style
 from toeplens.papers.deposit.page.tables import kinds_cell
 from toeplens.report.kit.blocks import Block, Panel, Sign, View

@@ -16,10 +16,9 @@ from toeplens.lens import HeadAblation, HeadSets, LayerDeposit
 from toeplens.lens.ablation import PEAK
 from toeplens.model import Protocol
 from toeplens.papers.deposit import SCALES, Reproduction
-from toeplens.papers.deposit.factors import concentrated
 from toeplens.papers.deposit.labels import BASES, RUNGS, Label
 from toeplens.papers.deposit.labels import TASK as LADDER_TASK
-from toeplens.papers.deposit.looks import END, Look, Measure, in_order, look_at
+from toeplens.papers.deposit.measured import END, Look, Measure, concentrated, in_order, look_at
 from toeplens.papers.deposit.page import style
 from toeplens.report.kit.blocks import Block, Group, Panel, Ramp, Sign, View
 from toeplens.report.kit.canvas import Canvas, plain

@@ -14,8 +14,8 @@ from toeplens.lens import SeedStrength
 from toeplens.lens.gradients import LEVELS, Level, margins
 from toeplens.model import Protocol
 from toeplens.papers.deposit import Reproduction, title
-from toeplens.papers.deposit.factors import Values
 from toeplens.papers.deposit.labels import RUNGS, Label
+from toeplens.papers.deposit.measured import Values
 from toeplens.papers.deposit.page import style
 from toeplens.report.kit.blocks import Block, Panel, Sign, View
 from toeplens.report.kit.canvas import Canvas, plain

@@ -15,8 +15,8 @@ from toeplens.ground.words import fixed, percent, points
 from toeplens.model import Protocol
 from toeplens.papers.deposit import SCALES, Reproduction, Row, Scale, title
 from toeplens.papers.deposit.labels import Label
+from toeplens.papers.deposit.measured import PAPER_TABLE_1
 from toeplens.papers.deposit.page import style
-from toeplens.papers.deposit.tables import PAPER_TABLE_1
 from toeplens.report.kit.tables import DASH, Cell, Table, code, make_table
 from toeplens.studies import CellResult
 from toeplens.training import RunSpec

@@ -19,12 +19,11 @@ from toeplens.papers.positional_symbolic.pretrained.claims import by_text
 from toeplens.papers.positional_symbolic.pretrained.parts import BANDS, DRAWS, Heads, by_speed, effects_of
 from toeplens.papers.positional_symbolic.pretrained.study import Pretrained
 from toeplens.report.auditing.figures import by_band
-from toeplens.report.kit.blocks import Block, Panel, Ramp, Sign, View, numbered
+from toeplens.report.kit.blocks import Block, Panel, Ramp, Sign, Texts, View, numbered
 from toeplens.report.kit.canvas import Canvas, heat, plain
 from toeplens.report.kit.colours import BLUE, DEPTHS, GREEN, GREY, ORANGE
 from toeplens.report.kit.page import Page, ledger, ledger_table, machine_rows, write_report
 from toeplens.report.kit.tables import Cell, Table, code, make_table
-from toeplens.report.kit.texts import Texts
 from toeplens.report.probing.page import behaviours_table
 from toeplens.studies.kit.verdicts import ENOUGH
 from toeplens.studies.probing import Behaviour, ProbeRecord
