@@ -8,66 +8,30 @@ the slash are variants (`VARIANTS`) or scale variants (`RUNGS`). ``partial-2`` i
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from toeplens.ground import choose, invalid
 from toeplens.model import Protocol, protocol_switches
+from toeplens.studies.kit.claims import read_yaml
 from toeplens.training.presets import DISTANCE, PROTOCOLS, Preset, task_sizes
 
 Fields = dict[str, Any]
 PARTIAL = "partial"
 
-TITLES = {
-    "rope": "RoPE",
-    "rope-alone": "RoPE, no sinusoid",
-    "rope-absolute": "RoPE + sinusoid",
-    "mla": "MLA",
-    "nope": "NoPE",
-    "alibi": "ALiBi",
-    "relative": "Relative",
-    "absolute": "Absolute (sinusoid)",
-    "random": "Random",
-}
-
-_RELEASED_MLA = {"rotary_query": "shared", "latent_norm": False, "phase_table": "released"}
-
-# one difference between the protocols each: the model fields that it sets (none: fields of the run), and its name with
-# the paper's setting and with the released code's
-_SWITCHES: dict[str, tuple[tuple[str, ...], str, str]] = {
-    "data": ((), "sequences as in the paper", "sequences as in the released code"),
-    "encoding": (("encoding", "encoding_options"), "encoding as in the paper", "encoding as in the released code"),
-    "input": (
-        ("input_encoding", "input_encoding_options"),
-        "nothing added at the input",
-        "positions added at the input",
-    ),
-    "mask": (("causal",), "causal", "bidirectional"),
-    "padding": (("pad_mask",), "padding masked", "padding attended"),
-    "keys": (("key_value_source",), "keys and values from the layer", "keys and values from the embeddings"),
-    "readout": (("readout",), "readout from the last token", "readout from the mean"),
-    "norm": (("final_norm",), "final norm", "no final norm"),
-    "activation": (("activation",), "ReLU", "GELU"),
-}
-SWITCHES = {switch: fields for switch, (fields, *_) in _SWITCHES.items()}
-SWITCH_TITLES = {switch: titles for switch, (_, *titles) in _SWITCHES.items()}
-
+_DATA = read_yaml(Path(__file__).with_name("labels.yaml"))
+TITLES: dict[str, str] = _DATA["titles"]
+SWITCHES: dict[str, tuple[str, ...]] = {name: tuple(each["fields"]) for name, each in _DATA["switches"].items()}
+SWITCH_TITLES = {name: (each["paper"], each["released"]) for name, each in _DATA["switches"].items()}
 _MLA_PROGRAM = {
     key: value for key, value in protocol_switches("released", "mla").items() if key not in ("causal", "dropout_on")
 }
-_NO_POSITIONS: Fields = {"input_encoding": None, "input_encoding_options": {}}
-# variants that are not a single difference between the protocols
+# variants that are not a single difference between the protocols: title and model fields
 VARIANTS: dict[str, tuple[str, Fields]] = {
-    "dropout": ("dropout 0.1", {"dropout": 0.1}),
-    "padding-seen": ("padding attended", {"pad_mask": False}),
-    "no-norm": ("no final norm", {"final_norm": False}),
-    "bare": (
-        "no input positions, padding attended, no final norm",
-        {"pad_mask": False, "final_norm": False, **_NO_POSITIONS},
-    ),
-    "mla-program": ("in MLA's code", {**_MLA_PROGRAM}),
-    "mla-program-bare": ("in MLA's code, no input positions", {**_MLA_PROGRAM, **_NO_POSITIONS}),
+    name: (each["title"], (_MLA_PROGRAM if "as" in each else {}) | each["fields"])
+    for name, each in _DATA["variants"].items()
 }
 
 
@@ -128,26 +92,7 @@ def variant_title(variant: str, protocol: Protocol | None = None) -> str:
 
 def encoding_of(protocol: Protocol, label: str) -> Fields:
     """The model fields of an encoding's label, which depend on the protocol."""
-    fields: Fields
-    if protocol == "paper":
-        fields = {
-            "rope": {"encoding": "rope"},
-            "rope-absolute": {"encoding": "rope-absolute"},
-            "mla": {"encoding": "mla"},
-            "relative": {"encoding": "t5"},
-            "random": {"encoding": "random-fixed"},
-            "alibi": {"encoding": "alibi"},
-        }
-    else:
-        fields = {
-            "rope": {"encoding": "rope"},
-            "rope-alone": {"encoding": "rope", **_NO_POSITIONS},
-            "mla": {"encoding": "mla", "encoding_options": _RELEASED_MLA},
-            "relative": {"encoding": "relative-table"},
-            "random": {"encoding": "random-fixed", "encoding_options": {"trainable": True}},
-            "alibi": {"encoding": "alibi", "encoding_options": {"slopes": "exponential"}},
-        }
-    fields |= {"nope": {"encoding": "nope"}, "absolute": {"encoding": "sinusoidal"}}
+    fields = _DATA["encodings"][protocol]
     return fields[choose("label", label, fields)]
 
 
@@ -240,30 +185,7 @@ class Rung:
         return replace(scale, model=model, optimiser=scale.optimiser | self.optimiser, tasks=sizes)
 
 
-LENGTH, HEADS, LAYERS, WIDTH = "tokens", "heads", "layers", "width"
-RATE, REGULARISED, TRAINED = "learning rate", "regularisation", "training"
-_PLATEAU = {"gain": 0.05, "patience": 3}
-# at a tenth of the rate, a plateau needs five times as many evaluations
-_SLOW = {"lr": 1e-4, "betas": (0.98, 0.9), "plateau": {"gain": 0.05, "patience": 15}, "warmup": 0.006}
-
-RUNGS: dict[str, Rung] = {
-    **{f"tokens-{count}": Rung(LENGTH, str(count), tokens=count) for count in (24, 32, 48, 64)},
-    "tokens-96": Rung(LENGTH, "96, vocabulary 128", model={"vocab_size": 128}, tokens=96),  # as many as labels
-    **{f"heads-{count}": Rung(HEADS, str(count), model={"num_heads": count}) for count in (4, 8)},
-    **{f"layers-{count}": Rung(LAYERS, str(count), model={"num_layers": count}) for count in (2, 4)},
-    "width-256": Rung(WIDTH, "256", model={"d_model": 256, "d_ff": 512}),
-    "rate-paper": Rung(RATE, "the papers' 1e-4 and betas", optimiser=_SLOW, epochs=20),
-    "cosine": Rung(RATE, "1e-3 with cosine decay", optimiser={"schedule": "cosine", "average": None, "plateau": None}),
-    "drop": Rung(REGULARISED, "dropout 0.1", model={"dropout": 0.1}),
-    "decay": Rung(REGULARISED, "weight decay 0.1", optimiser={"weight_decay": 0.1}),
-    # same number of warm-up steps as without the change
-    "longer": Rung(
-        TRAINED,
-        "8 times the plateau's steps",
-        optimiser={"plateau": _PLATEAU | {"beyond": 8.0}, "warmup": 0.004},
-        epochs=30,
-    ),
-}
+RUNGS: dict[str, Rung] = {name: Rung(**each) for name, each in _DATA["rungs"].items()}
 BASES: dict[Protocol, tuple[str, ...]] = {
     "paper": ("rope", "mla", "absolute", "nope"),
     "released": ("rope-alone", "rope"),

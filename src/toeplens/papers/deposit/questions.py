@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from toeplens.ground import InputError, choose
 from toeplens.ground.words import listed
 from toeplens.model import Protocol
 from toeplens.papers.deposit.labels import BASES, PARTIAL, RUNGS, Label, switches_of, title
 from toeplens.papers.deposit.labels import TASK as LADDER_TASK
+from toeplens.studies.kit.claims import read_yaml
 from toeplens.training.presets import COUNT, DISTANCE, PRESETS, Preset
-
-_CURVES = ("rope", "mla", "nope", "alibi", "relative", "absolute", "rope-absolute")
 
 Spot = tuple[str, str, str]  # protocol, task, label
 
@@ -64,49 +65,21 @@ class Scale(Preset):
         return f"{told}; except {listed(alone)}" if told and alone else told
 
 
-SMOKE = Scale(
-    **vars(PRESETS["smoke"]),
-    labels={DISTANCE: ("rope", "nope", "mla", "rope-absolute"), COUNT: ("rope", "nope", "mla")},
-    partial_heads={DISTANCE: (1,), COUNT: ()},
-    ablation_examples=512,
-)
+_DATA = read_yaml(Path(__file__).with_name("questions.yaml"))
 
-LAPTOP = Scale(
-    **vars(PRESETS["laptop"]),
-    labels={DISTANCE: _CURVES, COUNT: ("rope", "nope", "mla")},
-    partial_heads={DISTANCE: (1, 2), COUNT: ()},
-    ablation_examples=2048,
-)
 
-DESK = Scale(
-    **vars(PRESETS["desk"]),
-    labels={DISTANCE: _CURVES, COUNT: ("rope", "nope", "mla", "absolute")},
-    partial_heads={DISTANCE: (1, 2), COUNT: ()},
-    ablation_examples=384,
-    most_seeds={COUNT: 5}
-    | {str(Label(PARTIAL, heads)): 5 for heads in (1, 2)}
-    | {label: 10 for label in (*_CURVES, "rope-alone") if label != "mla"}
-    | {("released", DISTANCE, "absolute"): 30, ("paper", DISTANCE, "relative"): 30}
-    | {("paper", DISTANCE, "mla"): 80, ("released", DISTANCE, "mla"): 50, ("paper", DISTANCE, "rope"): 20}
-    | {("released", DISTANCE, "rope-alone"): 30}
-    | {("paper", DISTANCE, "absolute"): 20, ("paper", DISTANCE, "alibi"): 30}
-    | {("released", DISTANCE, str(Label(PARTIAL, heads))): 10 for heads in (1, 2)}
-    | {("released", COUNT, "rope"): 15},
-    longer={("released", DISTANCE, label): 12 for label in ("alibi", "relative")},
-    rungs=tuple(RUNGS),
-    first_seed=100,  # seeds 3, 7 and 42 were used for pilots
-)
+def _scale(name: str, options: dict[str, Any]) -> Scale:
+    """A scale of the YAML file, where lists stand for tuples and ``a b c`` for a place."""
+    for field_ in ("labels", "partial_heads"):
+        options[field_] = {task: tuple(each) for task, each in options[field_].items()}
+    for field_ in ("most_seeds", "longer"):
+        known = options.get(field_, {}).items()
+        options[field_] = {tuple(key.split()) if " " in key else key: value for key, value in known}
+    return Scale(**vars(PRESETS[name]), **options | {"rungs": tuple(RUNGS) if "rungs" in options else ()})
 
-PAPER = Scale(
-    **vars(PRESETS["paper"]),
-    labels={DISTANCE: (*_CURVES, "random"), COUNT: (*_CURVES, "random")},
-    partial_heads={DISTANCE: (1, 2, 4, 8), COUNT: (1, 2, 4, 8)},
-    ablation_examples=8192,
-    watched=False,
-)
 
 # the sizes of a reproduction, by name
-SCALES: dict[str, Scale] = {scale.name: scale for scale in (SMOKE, LAPTOP, DESK, PAPER)}
+SCALES: dict[str, Scale] = {name: _scale(name, options) for name, options in _DATA["scales"].items()}
 Place = tuple[str, str]  # task, label
 
 
@@ -196,34 +169,11 @@ def _ladder(scale: Scale, protocol: Protocol) -> list[Place]:
 
 FACTOR_BASES = ("nope", "relative", "rope", "mla")
 CORE = "core"
+_PLACES = (_core, _others, _partial, _mla, _factors, _factors_back, _ladder, _mechanism)
 # the parts of a reproduction, by name
 PARTS: dict[str, Part] = {
-    part.name: part
-    for part in (
-        Part(CORE, "Table 1, the learning curves, and the ablation of every head", _core),
-        Part("others", "the other encodings on counting, a random table, and dropout", _others, ("bias",)),
-        Part("partial", "RoPE on some heads, on random heads, and in one layer only", _partial),
-        Part("mla", "which part of MLA's released code distributes the skill over heads", _mla),
-        Part("factors", "from the released code to the paper, one switch at a time", _factors),
-        Part("factors-back", "from the paper to the released code, one switch at a time", _factors_back),
-        Part("ladder", "when a deposit occurs: length, size, learning rate, training time", _ladder),
-        Part(
-            "mechanism",
-            "the origin of the deposit: gradient seeds, positional directions, position removed from single heads",
-            _mechanism,
-            (
-                "position",
-                "sets",
-                "position-sets",
-                "representation",
-                "seed",
-                "contraction",
-                "frequency",
-                "extrapolation",
-                "circuit",
-            ),
-        ),
-    )
+    name: Part(name, each["about"], places, tuple(each.get("measures", ())))
+    for (name, each), places in zip(_DATA["parts"].items(), _PLACES, strict=True)
 }
 
 
