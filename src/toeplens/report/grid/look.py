@@ -20,7 +20,8 @@ from toeplens.studies.grid import Grid, GridSpec
 from toeplens.studies.grid.language import is_language
 from toeplens.tasks.language import LanguageTask
 
-block = Texts(Path(__file__).with_name("texts.yaml")).block
+TEXTS = Texts(Path(__file__).with_name("texts.yaml"))
+block = TEXTS.block
 
 # the look on the other pages, by the label of an encoding in the study or by its name
 _FAMILIES = {
