@@ -74,7 +74,8 @@ def reproduce(
     from toeplens.cli.progress import StudyProgress, interruptible
     from toeplens.model import Protocol
     from toeplens.papers import deposit as study
-    from toeplens.papers.deposit.page import write_page
+    from toeplens.papers.deposit.page import reproduction_page
+    from toeplens.report.kit.page import write_report
     from toeplens.training.presets import PROTOCOLS
 
     choose("scale", scale, study.SCALES)
@@ -102,7 +103,8 @@ def reproduce(
                 workers=cluster,
                 on_event=progress,
             )
-        tables.print_study(state, write_page(state), tables.accuracy_tables(state.table), as_json=as_json)
+        page = write_report(state.directory, reproduction_page(state))
+        tables.print_study(state, page, tables.accuracy_tables(state.table), as_json=as_json)
 
 
 @with_options()
@@ -184,7 +186,8 @@ def theory(
     from toeplens.cli import console, tables
     from toeplens.cli.progress import StudyProgress, interruptible
     from toeplens.papers import mathematics
-    from toeplens.papers.mathematics.page import write_theory
+    from toeplens.papers.mathematics.page import theory_page
+    from toeplens.report.kit.page import write_report
     from toeplens.training import PRESETS
 
     choose("scale", scale, PRESETS)
@@ -199,7 +202,7 @@ def theory(
         plan: dict[str, Any] = {"scale": scale, "seeds": seeds, "limits": limits, "workers": cluster}
         with progress:
             state = mathematics.check_theory(out, **plan, on_event=progress, on_record=done)
-        tables.print_study(state, write_theory(state), as_json=as_json)
+        tables.print_study(state, write_report(state.directory, theory_page(state)), as_json=as_json)
 
 
 def kind_of(directory: Path) -> tuple[type[Any], Callable[[Any], Page]]:
@@ -245,7 +248,7 @@ def report_page(directory: Recorded, as_json: Json = False) -> None:
 
     page = page_in(directory)
 
-    console.print_page(write_report(directory, page.html()), as_json=as_json)
+    console.print_page(write_report(directory, page), as_json=as_json)
 
 
 def claims(

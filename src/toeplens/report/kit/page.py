@@ -79,10 +79,10 @@ def render_page(template: str, blocks: Mapping[str, Block] | None, *, plotly_fil
     return environment().get_template(template).render(facts)
 
 
-def write_report(directory: Path, page: str) -> Path:
+def write_report(directory: Path, page: Page | str) -> Path:
     """Write a study's page atomically to ``report.html`` in its directory; returns the path."""
     path = Path(directory) / PAGE
-    write_text(path, page)
+    write_text(path, page if isinstance(page, str) else page.html())
     return path
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import torch
 from pydantic import ConfigDict, Field, ValidationError, create_model
 
-from toeplens.ground import InputError, reading
+from toeplens.ground import reading
 from toeplens.ground.cache import Cache
 from toeplens.ground.errors import sentence
 from toeplens.ground.records import NearlyShare, Record
@@ -36,18 +36,6 @@ _COLUMNS: dict[str, Any] = read_yaml(Path(__file__).with_name("columns.yaml"))
 COLUMNS: dict[str, str] = _COLUMNS["columns"]
 # the source of a column's measure; the others are defined here (docs/how-to/audit.md)
 SOURCES: dict[str, str] = {name: each["source"] for each in _COLUMNS["sources"] for name in each["columns"]}
-
-
-class NotThere(InputError):
-    """The model does not have the requested layer or head; the message counts from ``first``, 0 unless set."""
-
-    def __init__(self, field: str, number: int, last: int, first: int = 0) -> None:
-        super().__init__(f"{field} must be from {first} to {last + first}, got {number + first}.")
-        self.field, self.number, self.last = field, number, last
-
-    def for_people(self) -> NotThere:
-        """The same error with numbers counted from 1."""
-        return type(self)(self.field, self.number, self.last, 1)
 
 
 class _OfLayer:

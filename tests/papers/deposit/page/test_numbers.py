@@ -12,7 +12,7 @@ from tests.papers.deposit.page.conftest import ENVIRONMENT
 from tests.report.reading import Text, hovers, without_plotly
 
 from toeplens.papers.deposit import Plan, Reproduction, accuracy_table, claims_of
-from toeplens.papers.deposit.page import render
+from toeplens.papers.deposit.page import reproduction_page
 from toeplens.papers.deposit.page.accuracy import accuracies, convergence
 from toeplens.papers.deposit.page.heads import heatmap, peaks_by_layer, silencing_curves, violins
 from toeplens.report.kit.blocks import Block
@@ -33,7 +33,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Reproduction:
 
 @pytest.fixture(scope="module")
 def page(state: Reproduction) -> Text:
-    return Text(without_plotly(render(state)))
+    return Text(without_plotly(reproduction_page(state).html()))
 
 
 def traces(figure: go.Figure, key: str | None) -> list[Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -18,7 +17,7 @@ from toeplens.papers.deposit.measured import recorded
 from toeplens.papers.deposit.page import accuracy, factors, heads, seeds, style, tables
 from toeplens.papers.deposit.page.style import PROTOCOL_NAMES, TASKS, name, plain, protocol_title
 from toeplens.report.kit.blocks import Block, numbered
-from toeplens.report.kit.page import Page, ledger, ledger_table, surroundings, write_report
+from toeplens.report.kit.page import Page, ledger, ledger_table, surroundings
 from toeplens.report.kit.tables import DASH, Cell, Table, make_table
 from toeplens.studies import ENOUGH, RULE, CellResult, Entry, Verdict
 from toeplens.studies.kit.verdicts import LEVEL, SIDES
@@ -71,16 +70,6 @@ def blocks(state: Reproduction) -> dict[str, Block]:
     encodings, parts = style.plain(state), state.plan.parts
     asked = [(make, plain) for make, plain in _MAKERS if _PART.get(make, parts[0]) in parts]
     return numbered(make(encodings if plain else state) for make, plain in asked)
-
-
-def write_page(state: Reproduction) -> Path:
-    """Write the study's report atomically to ``report.html`` in its directory; returns the path."""
-    return write_report(state.directory, render(state))
-
-
-def render(state: Reproduction) -> str:
-    """The report as one self-contained HTML document. Deterministic."""
-    return reproduction_page(state).html()
 
 
 def reproduction_page(state: Reproduction) -> Page:
@@ -142,14 +131,6 @@ def reproduction_page(state: Reproduction) -> Page:
 
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-# the papers' central claims, in their order
-_CENTRAL = (
-    "task1-rope-best",
-    "task1-nope-relative-fail",
-    "deposit-first-layer",
-    "deposit-only-rope",
-    "mla-removes-deposit",
-)
 
 
 def tallies(state: Reproduction) -> dict[Protocol, Counter[Verdict]]:
@@ -161,16 +142,6 @@ def tallies(state: Reproduction) -> dict[Protocol, Counter[Verdict]]:
     return found
 
 
-_ANSWERS: dict[Verdict, str] = {
-    "holds": "yes",
-    "holds in part": "in part",
-    "fails": "no",
-    "leans to hold": "indicatively yes",
-    "leans to fail": "indicatively no",
-    "undecided": "not decided",
-}
-
-
 def answers(state: Reproduction) -> list[dict[str, Any]]:
     """Per protocol: is the claim of a single-head deposit in the first layer right, and by which number?"""
     found: list[dict[str, Any]] = []
@@ -179,7 +150,7 @@ def answers(state: Reproduction) -> list[dict[str, Any]]:
             continue
         part: dict[str, Any] = {
             "name": protocol_title(entry.protocol),
-            "word": _ANSWERS[entry.verdict],
+            "word": style.TEXTS["answers"][entry.verdict],
             "encoding": "RoPE without a sinusoid" if entry.protocol == "released" else "RoPE",
             "mean": None,
         }
@@ -195,7 +166,7 @@ def answers(state: Reproduction) -> list[dict[str, Any]]:
 
 def central(state: Reproduction) -> list[list[Entry]]:
     found = {entries[0].claim.id: entries for entries in ledger(state.entries)}
-    return [found[each] for each in _CENTRAL if each in found]
+    return [found[each] for each in style.TEXTS["central"] if each in found]
 
 
 def opposite(state: Reproduction) -> list[list[Entry]]:

@@ -354,18 +354,6 @@ def _described(text: str, cells: Sequence[CellResult], layer: int) -> str:
     return f"<b>{text}</b>, layer {layer + 1}<br>seeds: {each}"
 
 
-_SHOWN: dict[str, tuple[str, str]] = {
-    "alignment": ("share of the positional variance in the sinusoid’s directions", "share"),
-    "coefficient": ("remaining share of the sinusoid (1: all, 0: none)", "coefficient"),
-    "variance_share": ("positional share of the stream’s variance", "share"),
-    "decodability": ("R² of a linear probe for position", "R²"),
-}
-_COMPARED: dict[Protocol, tuple[str, ...]] = {
-    "released": ("rope", "absolute", "rope-alone"),
-    "paper": ("rope-absolute", "absolute", "rope"),
-}
-
-
 def sinusoid(state: Reproduction) -> Block:
     limit = style.drop_limit(state)
 
@@ -391,7 +379,7 @@ def representation(state: Reproduction) -> Block:
     views = [
         style.beside(state, partial(draw, task=task, quantity=quantity, axis=axis), f"{name}: {what}")
         for task, name in style.TASKS.items()
-        for quantity, (what, axis) in _SHOWN.items()
+        for quantity, (what, axis) in style.TEXTS["stream"].items()
     ]
     return style.block("representation", views, legend=style.legend(state, labels))
 
@@ -399,7 +387,7 @@ def representation(state: Reproduction) -> Block:
 def _measured(state: Reproduction, protocol: Protocol, task: str, quantity: str) -> dict[str, dict[int, list[float]]]:
     """By encoding and seed, a quantity of the residual stream by layer; without encodings for which it is undefined."""
     under, found = state.results.under(protocol), {}
-    for label in _COMPARED[protocol]:
+    for label in style.TEXTS["compared"][protocol]:
         cells = [cell for cell in under.of(task, label) if cell.measure("representation")]
         values = {cell.key.seed: list(getattr(cell.measure("representation"), quantity)) for cell in cells}
         if np.isfinite(list(values.values())).any():

@@ -40,19 +40,10 @@ from toeplens.studies import CellResult
 from toeplens.studies.kit.results import estimated
 from toeplens.training.presets import DISTANCE
 
-MEASURED: dict[FactorMeasure, str] = {
-    "accuracy": "test accuracy",
-    "skill": "skill",
-    "drop": "largest accuracy drop from one head",
-    "peak": "share of the skill lost by ablating one head",
-}
+MEASURED: dict[FactorMeasure, str] = style.TEXTS["measures"]
 _DRAWN: tuple[FactorMeasure, ...] = ("accuracy", "drop")
-_MARKS: dict[Protocol, tuple[str, str, str]] = {
-    "released": ("circle", "●", "all other switches as in the released code"),
-    "paper": ("diamond-open", "◇", "all other switches as in the paper"),
-}
+_MARKS: dict[Protocol, tuple[str, str, str]] = style.TEXTS["ends"]
 _SMALL = 0.1  # the colour scale and axis cover at least this effect
-_AS_IT_IS: dict[Protocol, str] = {"released": "released protocol, unchanged", "paper": "paper protocol, unchanged"}
 
 
 def switches(state: Reproduction) -> Block:
@@ -122,7 +113,7 @@ def _table(rows: Sequence[FactorRow], wholes: Sequence[FactorWhole], measure: Fa
             lines.append([Cell(to, (f"instead of {instead}",)), *(_cell(mine.get(b), measure, largest) for b in bases)])
     of = {whole.base: whole for whole in wholes}
     sums = [left_over(of[base], [row for row in rows if row.base == base], measure) for base in bases]
-    for place, (end_protocol, text) in enumerate(_AS_IT_IS.items()):
+    for place, (end_protocol, text) in enumerate(style.TEXTS["unchanged"].items()):
         values = [estimated(of[b].ends[end_protocol][measure]) if end_protocol in of[b].ends else None for b in bases]
         first = Cell(text, row_css="guess" if place else "guess first")
         lines.append([first, *(style.interval(value, sign=False) for value in values)])

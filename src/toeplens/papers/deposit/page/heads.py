@@ -153,14 +153,6 @@ def silencing_curves(cells: Sequence[CellResult], top: float = 1.0) -> go.Figure
     return canvas.figure()
 
 
-# curve of a record: its legend and dash
-_CURVES: dict[str, tuple[str, str]] = {
-    "greedy": ("greedy order (largest drop next)", "solid"),
-    "importance": ("by single-head ablation effect", "dash"),
-    "random": ("random orders", "dot"),
-}
-
-
 def position(state: Reproduction) -> Block:
     cells = [cell for cell in state.results.cells if _placed(cell)]
     limit = max([0.1, *(float(abs(pair).max()) for cell in cells for pair in _drops(cell))])
@@ -221,7 +213,7 @@ def removed(state: Reproduction) -> Block:
     def draw(cells: list[CellResult]) -> go.Figure:
         return curves(cells, style.accuracy_top(state, cells[0].key.task))
 
-    signs = [Sign(key, title, GUESS, dash=dash) for key, (title, dash) in _CURVES.items()]
+    signs = [Sign(key, title, GUESS, dash=dash) for key, (title, dash) in style.TEXTS["curves"].items()]
     return style.block("sets", style.by_model(state, _sets, draw), "small", legend=signs)
 
 
@@ -242,7 +234,7 @@ def curves(cells: Sequence[CellResult], top: float) -> go.Figure:
     canvas = Canvas(170, left=44, right=6, top=4, bottom=34)
     canvas.line_at(_records(cells)[0].chance, dash="dot")
     tint = style.colour(cells[0].key.label)
-    for curve, (title, dash) in _CURVES.items():
+    for curve, (title, dash) in style.TEXTS["curves"].items():
         count, accuracy = _mean_curve(cells, curve)
         hover = f"%{{x}} heads ablated, {title}: %{{y:.1%}}<extra></extra>"
         canvas.lines(count, accuracy, GUESS if curve == "random" else tint, hover, dash=dash, meta=curve)
@@ -432,13 +424,6 @@ _SHOWN: tuple[_Shown, ...] = (
     ("largest ablation effect, nats", "loss", lambda look: look.largest(), 1.0, 2),
     ("heads with a significant ablation effect", "accuracy", lambda look: look.matter, 1.0, 0),
 )
-_MOMENTS = {
-    "able": "accuracy over 90%",
-    "plateau": "at the plateau",
-    "twice": "2 × the plateau’s steps",
-    "four times": "4 × the plateau’s steps",
-    END: "8 × the plateau’s steps (end)",
-}
 Line = tuple[str, str, str]  # row title, scale variant, checkpoint
 
 
@@ -449,7 +434,9 @@ def by_rung(state: Reproduction) -> Block:
 
 
 def by_moment(state: Reproduction) -> Block:
-    return _sweep(state, "ladder-moments", [(text, "longer", moment) for moment, text in _MOMENTS.items()])
+    return _sweep(
+        state, "ladder-moments", [(text, "longer", moment) for moment, text in style.TEXTS["moments"].items()]
+    )
 
 
 def _sweep(state: Reproduction, id: str, lines: Sequence[Line]) -> Block:

@@ -22,21 +22,11 @@ from toeplens.report.auditing.figures import by_band
 from toeplens.report.kit.blocks import Block, Panel, Ramp, Sign, Texts, View, numbered
 from toeplens.report.kit.canvas import Canvas, heat, plain
 from toeplens.report.kit.colours import BLUE, DEPTHS, GREEN, GREY, ORANGE
-from toeplens.report.kit.page import Page, ledger, ledger_table, machine_rows, write_report
+from toeplens.report.kit.page import Page, ledger, ledger_table, machine_rows
 from toeplens.report.kit.tables import Cell, Table, code, make_table
 from toeplens.report.probing.page import behaviours_table
 from toeplens.studies.kit.verdicts import ENOUGH
 from toeplens.studies.probing import Behaviour, ProbeRecord
-
-
-def write_pretrained(study: Pretrained) -> Path:
-    """Write the study's page atomically to ``report.html`` in its directory; returns the path."""
-    return write_report(study.directory, render_pretrained(study))
-
-
-def render_pretrained(study: Pretrained) -> str:
-    """The page as one self-contained HTML document. Deterministic."""
-    return pretrained_page(study).html()
 
 
 def pretrained_page(study: Pretrained) -> Page:
