@@ -75,7 +75,8 @@ def _scale(name: str, options: dict[str, Any]) -> Scale:
     for field_ in ("most_seeds", "longer"):
         known = options.get(field_, {}).items()
         options[field_] = {tuple(key.split()) if " " in key else key: value for key, value in known}
-    return Scale(**vars(PRESETS[name]), **options | {"rungs": tuple(RUNGS) if "rungs" in options else ()})
+    options["rungs"] = tuple(RUNGS) if "rungs" in options else ()
+    return Scale(**vars(PRESETS[name]), **options)
 
 
 # the sizes of a reproduction, by name
