@@ -141,21 +141,12 @@ def concentrated(cell: CellResult) -> tuple[int, LayerDeposit] | None:
     return max(enumerate(layers), key=lambda found: found[1].peak)
 
 
-def _drop(cell: CellResult) -> float:
-    return float(cell.ablation.drops.max()) if cell.ablation else nan
-
-
-def _peak(cell: CellResult) -> float:
-    found = concentrated(cell)
-    return found[1].peak if found else nan
-
-
 # accuracy and skill of the intact model; the largest ablation effect, in accuracy and as a share of the skill
 MEASURES: dict[FactorMeasure, Callable[[CellResult], float]] = {
     "accuracy": lambda cell: cell.accuracy,
     "skill": lambda cell: cell.skill,
-    "drop": _drop,
-    "peak": _peak,
+    "drop": lambda cell: float(cell.ablation.drops.max()) if cell.ablation else nan,
+    "peak": lambda cell: found[1].peak if (found := concentrated(cell)) else nan,
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from math import log10, nan
 
 import numpy as np
@@ -140,14 +140,15 @@ def _means(state: Grid, models: _Models, *, rings: bool) -> Canvas:
         if not rows:
             continue
         if rings and len(rows[0][1]) > 1:
-            x, y = zip(*rows[0][1], strict=True)
+            x, y = ([round(value, 4) for value in values] for values in zip(*rows[0][1], strict=True))
             ring = {"color": one.tint, "symbol": "circle-open", "size": 6}
-            canvas.marks(_rounded(x), _rounded(y), ring, hoverinfo="skip", meta=one.key)
-        x, y = zip(*(np.mean(each, axis=0) for _, each in rows), strict=True)
+            canvas.marks(x, y, ring, hoverinfo="skip", meta=one.key)
+        means = zip(*(np.mean(each, axis=0).tolist() for _, each in rows), strict=True)
+        x, y = ([round(value, 4) for value in values] for values in means)
         one.add(
             canvas,
-            _rounded(x),
-            _rounded(y),
+            x,
+            y,
             "%{customdata[0]}<br>positional %{customdata[1]}<br>symbolic %{customdata[2]}",
             marker={"size": 10, "opacity": 0.85},
             customdata=[
@@ -156,10 +157,6 @@ def _means(state: Grid, models: _Models, *, rings: bool) -> Canvas:
             ],
         )
     return canvas
-
-
-def _rounded(values: Iterable[float]) -> list[float]:
-    return [round(float(value), 4) for value in values]
 
 
 # ---- during training -------------------------------------------------------------------------------------------------

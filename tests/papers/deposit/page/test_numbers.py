@@ -85,7 +85,7 @@ def test_the_deposits_of_each_model_stand_by_its_own_seed(page: Text) -> None:
 
 
 def test_a_heat_map_says_what_a_head_costs() -> None:
-    figure = heatmap(FIRST, 0.5)
+    figure = heatmap(FIRST, 0.5).figure
     (trace,) = figure.data
     assert (figure.layout.coloraxis.cmin, figure.layout.coloraxis.cmax) == (-0.5, 0.5)
     assert [list(row) for row in trace.z] == [[0.5, 0.1], [0.05, -0.02]]

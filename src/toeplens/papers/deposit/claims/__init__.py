@@ -10,14 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from toeplens.papers.deposit.claims import accuracy, heads, mechanism
-from toeplens.papers.deposit.claims.common import Test
+from toeplens.papers.deposit.claims import checks, mechanism
+from toeplens.papers.deposit.claims.checks import Test
 from toeplens.papers.deposit.measured import END, LOOKS
 from toeplens.studies.kit.claims import Claim, checks_of, claim_of, read_yaml
 from toeplens.studies.kit.results import Results
 
 _DATA = read_yaml(Path(__file__).with_name("claims.yaml"))
-_KNOWN = {**accuracy.KNOWN, **heads.KNOWN, **mechanism.KNOWN}
+_KNOWN = {**checks.KNOWN, **mechanism.KNOWN}
 _MOMENTS = {"end": "at the end", "able": "at 90% accuracy", "plateau": "at the plateau"} | {
     moment: f"at {moment} the plateau's steps" for moment in ("twice", "four times", "eight times")
 }

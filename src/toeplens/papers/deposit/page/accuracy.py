@@ -17,7 +17,7 @@ from toeplens.papers.deposit import SCALES, Reproduction, Row, title
 from toeplens.papers.deposit.labels import Label
 from toeplens.papers.deposit.measured import concentrated
 from toeplens.papers.deposit.page import style
-from toeplens.papers.deposit.page.heads import SHARE, heat_panel
+from toeplens.papers.deposit.page.heads import SHARE, heatmap
 from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View
 from toeplens.report.kit.canvas import Canvas, guess_levels, guesses_across, guesses_down
 from toeplens.report.kit.colours import GUESS, PINK, faded
@@ -361,7 +361,7 @@ def sinusoid(state: Reproduction) -> Block:
         pair = ("rope-alone", "rope") if protocol == "released" else ("rope", "rope-absolute")
         under = state.results.under(protocol)
         first = [cell for label in pair for cell in under.of(DISTANCE, label)[:1]]
-        maps = [heat_panel(cell, limit) for cell in first if cell.ablation is not None]
+        maps = [heatmap(cell, limit) for cell in first if cell.ablation is not None]
         accuracies = accuracy_panel(state, protocol, DISTANCE, (*pair, "absolute"), "Test accuracy")
         return [accuracies, *maps] if maps and accuracies else []
 

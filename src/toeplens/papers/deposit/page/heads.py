@@ -40,7 +40,7 @@ def heads(state: Reproduction) -> Block:
     for task in style.TASKS:
         for seed in sorted({cell.key.seed for cell in state.results.cells}):
             groups = [
-                _models(state, p, task, lambda cells: heat_panel(cells[0], limit), seed) for p in state.plan.protocols
+                _models(state, p, task, lambda cells: heatmap(cells[0], limit), seed) for p in state.plan.protocols
             ]
             views.append(View(f"{style.TASKS[task]}, seed {seed}", groups))
     return style.block("heads", views, "small", ramp=style.drop_ramp(limit))
@@ -76,38 +76,34 @@ def _missing(keys: Sequence[Key], why: str) -> str:
     return f"{why}: {listed(f'{style.name(key.protocol, key.label)} (seed {key.seed})' for key in keys)}."
 
 
-def heat_panel(cell: CellResult, limit: float) -> Panel:
-    return style.model_panel(cell, heatmap(cell, limit))
-
-
-def heatmap(cell: CellResult, limit: float) -> go.Figure:
+def heatmap(cell: CellResult, limit: float) -> Panel:
     """Ablation effect of each head, layer by head (Figs. 4, 7 and 8); ``limit`` is the end of the colour scale."""
-    if cell.ablation is None:
-        return Canvas(100).figure()
+    assert cell.ablation is not None
     drops, few = cell.ablation.drops, cell.ablation.drops.shape[1] <= 8
     layers, heads = drops.shape
+    base, ends = cell.ablation.baseline, (drops, cell.ablation.low, cell.ablation.high)
+
+    def told(layer: int, head: int) -> str:
+        drop, low, high = (values[layer, head] for values in ends)
+        return (
+            f"layer {layer + 1}, head {head + 1}<br>"
+            f"<b>accuracy drop {points(drop)} percentage points</b> [{points(low)}, {points(high)}]<br>"
+            f"accuracy {percent(base)} → {percent(base - drop)}"
+        )
+
     canvas = Canvas(42 + (30 if layers <= 4 else 22) * layers, left=34, right=4, top=2, bottom=34)
     canvas.heat(
         drops.tolist(),
         list(range(1, heads + 1)),
         list(range(1, layers + 1)),
         limit,
-        [[_drop_words(cell.ablation, layer, head) for head in range(heads)] for layer in range(layers)],
+        [[told(layer, head) for head in range(heads)] for layer in range(layers)],
         gap=2 if few else 1,
         numbers=[[whole(drop) for drop in row] for row in drops] if few else None,
     )
     canvas.x("head", dtick=1 if few else 5, tick0=1 if few else 0, showgrid=False, ticks="")
     canvas.y("layer", dtick=1, autorange="reversed", showgrid=False, ticks="")
-    return canvas.figure()
-
-
-def _drop_words(ablation: HeadAblation, layer: int, head: int) -> str:
-    drop, low, high = (values[layer, head] for values in (ablation.drops, ablation.low, ablation.high))
-    return (
-        f"layer {layer + 1}, head {head + 1}<br>"
-        f"<b>accuracy drop {points(drop)} percentage points</b> [{points(low)}, {points(high)}]<br>"
-        f"accuracy {percent(ablation.baseline)} → {percent(ablation.baseline - drop)}"
-    )
+    return style.model_panel(cell, canvas.figure())
 
 
 def cumulative(state: Reproduction) -> Block:
@@ -292,16 +288,12 @@ def circuit(state: Reproduction) -> Block:
 
 
 def _readers(found: Circuit) -> Lines:
-    return {
-        _reader(layer - found.head[0], reader): float(value)
-        for layer, reader, value in zip(found.layers, found.readers, found.paths, strict=True)
-    }
-
-
-def _reader(later: int, reader: str) -> str:
-    if reader == "readout":
-        return "the readout"
-    return "FFN of the same layer" if later == 0 else f"{reader}, {later} layer{'s' if later > 1 else ''} later"
+    lines = {}
+    for layer, reader, value in zip(found.layers, found.readers, found.paths, strict=True):
+        later = layer - found.head[0]
+        text = f"{reader}, {later} layer{'s' if later > 1 else ''} later" if later else "FFN of the same layer"
+        lines["the readout" if reader == "readout" else text] = float(value)
+    return lines
 
 
 def _looks(found: Circuit) -> Lines:

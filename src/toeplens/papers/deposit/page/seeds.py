@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -177,14 +177,14 @@ def drops(rows: Sequence[dict[str, Any]], span: tuple[float, float]) -> go.Figur
     """
     canvas = Canvas(200, left=44, right=8, top=4, bottom=36)
     steps = [row["step"] for row in rows]
-    accuracy = _rounded(row["accuracy"] for row in rows)
+    accuracy = [round(row["accuracy"], 4) for row in rows]
     hover = "step %{x}: accuracy %{y:.1%}<extra></extra>"
     canvas.lines(steps, accuracy, GUESS, hover, width=4, opacity=0.55, meta="accuracy")
     for layer in range(len(rows[0]["drops"])):
         tint, dash = layer_look(layer)
         heads = range(len(rows[0]["drops"][layer]))
         # one trace per layer: its heads one after another, separated by gaps
-        values = [[*_rounded(row["drops"][layer][head] for row in rows), None] for head in heads]
+        values = [[*(round(row["drops"][layer][head], 4) for row in rows), None] for head in heads]
         canvas.lines(
             [*steps, None] * len(heads),
             [value for line in values for value in line],
@@ -199,10 +199,6 @@ def drops(rows: Sequence[dict[str, Any]], span: tuple[float, float]) -> go.Figur
     canvas.steps()
     canvas.y("", range=list(span), tickformat=".0%")
     return canvas.figure()
-
-
-def _rounded(values: Iterable[float]) -> list[float]:
-    return [round(float(value), 4) for value in values]
 
 
 def exponents(state: Reproduction) -> Block:
