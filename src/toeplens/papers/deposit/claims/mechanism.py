@@ -74,32 +74,27 @@ def _signal(cell: CellResult) -> np.ndarray:
     return cell.measure("seed").strength.levels["logits"].signal
 
 
-def _trained(cell: CellResult) -> np.ndarray:
-    """Signal of the heads after training, [L, H]."""
-    return np.asarray(cell.watched[-1]["signal"], dtype=float)
-
-
-def _finished(cell: CellResult) -> bool:
-    return bool(cell.watched) and "signal" in cell.watched[-1] and cell.status != "diverged"
-
-
 def _amplified(results: Results) -> list[Finding]:
     """Gamma of every layer, before and after training."""
     rope, findings = label_of(results, FULL), []
-    for when, signal, counts in (("at initialisation", _signal, _seeded), ("after training", _trained, _finished)):
+    trained = (
+        lambda cell: np.asarray(cell.watched[-1]["signal"], dtype=float),
+        lambda cell: bool(cell.watched) and "signal" in cell.watched[-1] and cell.status != "diverged",
+    )
+    for when, signal, counts in (("at initialisation", _signal, _seeded), ("after training", *trained)):
         steps = max((len(signal(cell)) - 1 for cell in results.of(DISTANCE, rope) if counts(cell)), default=1)
         if not steps:
             return [unknown(title(rope), "the model has one layer", "a model with at least two layers")]
         for step in range(steps):
             words = f"{when}, log2 growth of the best head's lead from layer {step + 2} to layer {step + 1}, "
-            figure = Figure(words, partial(_gamma, signal, step), counts, grain=0.01)
+            figure = Figure(
+                words,
+                lambda cell, signal=signal, step=step: float(np.log2(margins(signal(cell)).gamma[step])),
+                counts,
+                grain=0.01,
+            )
             findings += Test(figure, rope, above=0.0)(results)
     return findings
-
-
-def _gamma(signal: Callable[[CellResult], np.ndarray], step: int, cell: CellResult) -> float:
-    """log2 growth of the best head's lead over the second, from the next layer to layer ``step`` (from 0)."""
-    return float(np.log2(margins(signal(cell)).gamma[step]))
 
 
 def _costs(cell: CellResult) -> Any:
@@ -146,14 +141,12 @@ def _standing(signal: np.ndarray, costs: np.ndarray) -> float:
 # ---- representations -------------------------------------------------------------------------------------------------
 
 
-def _deep(cell: CellResult) -> bool:
-    """Whether the model has more than two layers."""
-    found = cell.measure("representation")
-    return found is not None and len(found.alignment) > 2
-
-
 def _stream(words: str, of: Callable[[Any], float]) -> Figure:
-    return Figure(words, lambda cell: float(of(cell.measure("representation"))), _deep, "no layer after layer 2", 0.005)
+    def deep(cell: CellResult) -> bool:
+        found = cell.measure("representation")
+        return found is not None and len(found.alignment) > 2
+
+    return Figure(words, lambda cell: float(of(cell.measure("representation"))), deep, "no layer after layer 2", 0.005)
 
 
 _DECODABLE = _stream(

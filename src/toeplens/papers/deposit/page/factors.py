@@ -153,13 +153,10 @@ def _cell(row: FactorRow | None, measure: FactorMeasure, largest: float) -> Cell
         return Cell(DASH, ("not finished" if not row.before else "no skill",))
     tint = effect.value / largest
     css, style = (f"tint {'more' if tint > 0 else 'less'}", f"--size:{round(38 * abs(tint))}%") if tint else ("", "")
-    below = (_kinds(row),) if measure in ("drop", "peak") else ()
-    return replace(_effect(effect), small=below, css=css, style=style)
-
-
-def _kinds(row: FactorRow) -> str:
     before, after = (counts.get("single-head", 0) for counts in (row.before, row.after))
-    return f"single-head: {before} → {after} of {sum(row.after.values())}"
+    told = f"single-head: {before} → {after} of {sum(row.after.values())}"
+    below = (told,) if measure in ("drop", "peak") else ()
+    return replace(_effect(effect), small=below, css=css, style=style)
 
 
 def strongest_table(state: Reproduction) -> Table:

@@ -272,7 +272,12 @@ class Making:
             assert self.probing.items
 
     def make(self, name: str, kind: str) -> None:
-        record = self._audit(name) if kind == AUDITED else self._probe(name)
+        if kind == AUDITED:
+            record = self._audit(name)
+        elif name == "intact":
+            record = self.probing.record(heads=True)
+        else:
+            record = self.probing.record(changes_of(name, self.plan, *self._seen))
         write_json(path_of(self.directory, name), record.to_dict())
 
     @cached_property
@@ -333,11 +338,6 @@ class Making:
             keep=self.directory / PIECES / f"{name}.parts" if effects != "none" else None,
             on_progress=lambda what, done, total: self.report(f"{name}, {what}", done, total),
         )
-
-    def _probe(self, name: str) -> ProbeRecord:
-        if name == "intact":
-            return self.probing.record(heads=True)
-        return self.probing.record(changes_of(name, self.plan, *self._seen))
 
     @cached_property
     def _seen(self) -> tuple[list[AuditRecord], ProbeRecord]:
