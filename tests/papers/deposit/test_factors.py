@@ -11,7 +11,6 @@ from tests.papers.deposit.numbers import ablated
 
 from toeplens.lens import over_seeds
 from toeplens.model import Protocol
-from toeplens.papers.deposit.labels import switches_of
 from toeplens.papers.deposit.measured import (
     FactorRow,
     concentrated,
@@ -21,6 +20,7 @@ from toeplens.papers.deposit.measured import (
     left_over,
     strongest,
 )
+from toeplens.papers.deposit.spec import switches_of
 from toeplens.studies import CellResult, Key, Results
 from toeplens.training.presets import DISTANCE
 

@@ -16,7 +16,7 @@ from toeplens.lens import FrequencyRecord, HeadAblation, HeadSets, PositionalDri
 from toeplens.lens.gradients import LevelSignal, Strength
 from toeplens.lens.toeplitz.spectrum import BiasSpread
 from toeplens.model import Protocol
-from toeplens.papers.deposit.labels import TITLES
+from toeplens.papers.deposit.spec import TITLES
 from toeplens.studies import CellResult, Key, Results
 from toeplens.training.presets import COUNT, DISTANCE
 

@@ -2,9 +2,8 @@
 
 from toeplens.ground.citations import Citation
 from toeplens.papers.deposit.claims import CLAIMS, claims_of
-from toeplens.papers.deposit.labels import title
 from toeplens.papers.deposit.measured import PAPER_TABLE_1, Row, accuracy_table
-from toeplens.papers.deposit.questions import PARTS, SCALES, Scale, chosen_parts
+from toeplens.papers.deposit.spec import PARTS, SCALES, Scale, chosen_parts, title
 from toeplens.papers.deposit.study import Plan, Reproduction, gather, grid, planned, reproduce
 
 __all__ = [

@@ -26,8 +26,7 @@ from toeplens.ground.records import Record
 from toeplens.lens import Estimate, LayerDeposit
 from toeplens.lens.ablation import Kind, counted_drops
 from toeplens.model import Protocol
-from toeplens.papers.deposit.labels import Label, switches_of, title
-from toeplens.papers.deposit.questions import FACTOR_BASES
+from toeplens.papers.deposit.spec import FACTOR_BASES, Label, switches_of, title
 from toeplens.studies import Verdict
 from toeplens.studies.kit.results import SKILLED, BySeed, CellResult, Results, estimated
 from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS

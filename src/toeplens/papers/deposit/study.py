@@ -16,9 +16,21 @@ from toeplens.ground.machine import MOST_SEEDS, within
 from toeplens.ground.records import Record
 from toeplens.model import Protocol, decoder_config
 from toeplens.papers.deposit.claims import claims_of
-from toeplens.papers.deposit.labels import RUNGS, TITLES, Label, model_fields, other_protocol, title
 from toeplens.papers.deposit.measured import Row, accuracy_table
-from toeplens.papers.deposit.questions import CORE, SCALES, Scale, chosen_parts, measures_of, places_of
+from toeplens.papers.deposit.spec import (
+    CORE,
+    RUNGS,
+    SCALES,
+    TITLES,
+    Label,
+    Scale,
+    chosen_parts,
+    measures_of,
+    model_fields,
+    other_protocol,
+    places_of,
+    title,
+)
 from toeplens.studies.kit.claims import judge
 from toeplens.studies.kit.results import Key, Seeds
 from toeplens.studies.kit.study import RUNS, Cell, Gathered, jobs_of, of_runs

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from toeplens.ground.places import write_page
-from toeplens.report.auditing.figures import TEXTS, alike, bands_of_both, tints
-from toeplens.report.auditing.page import chosen, sees
+from toeplens.report.auditing.page import TEXTS, alike, bands_of_both, chosen, sees, tints
 from toeplens.report.kit.blocks import Block, Panel, Sign, View, numbered
 from toeplens.report.kit.canvas import Canvas, plain, untagged
 from toeplens.report.kit.colours import BLUE, ORANGE

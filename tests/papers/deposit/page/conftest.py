@@ -14,7 +14,7 @@ from tests.papers.deposit.worlds import measured as measured_inside
 from toeplens.lens import HeadAblation
 from toeplens.model import Protocol
 from toeplens.papers.deposit import Plan, Reproduction, accuracy_table, chosen_parts, claims_of
-from toeplens.papers.deposit.labels import Label
+from toeplens.papers.deposit.spec import Label
 from toeplens.studies import Cell, CellResult, Key, Results, judge
 from toeplens.training.presets import DISTANCE, PROTOCOLS
 

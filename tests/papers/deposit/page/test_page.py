@@ -16,13 +16,12 @@ from toeplens.ground.words import percent
 from toeplens.lens import over_seeds
 from toeplens.lens.gradients import margins
 from toeplens.papers.deposit import SCALES, Reproduction, claims_of
-from toeplens.papers.deposit.labels import Label
 from toeplens.papers.deposit.measured import concentrated, factor_table, look_at, recorded
 from toeplens.papers.deposit.page import answers, blocks, reproduction_page
 from toeplens.papers.deposit.page.accuracy import convergence, partial_rope, rotated_heads
 from toeplens.papers.deposit.page.seeds import strength_of
 from toeplens.papers.deposit.page.style import TASKS, colour, glyph, interval, marker, name, ordered
-from toeplens.papers.deposit.questions import PARTS
+from toeplens.papers.deposit.spec import PARTS, Label
 from toeplens.report.kit.blocks import Block
 from toeplens.report.kit.page import Page, write_report
 from toeplens.report.kit.tables import Table

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from math import log2
 from typing import Any
 
-from toeplens.papers.deposit.labels import Label, title
 from toeplens.papers.deposit.measured import END, Look, Measure, in_order, look_at
+from toeplens.papers.deposit.spec import Label, title
 from toeplens.studies.kit import claims
 from toeplens.studies.kit.claims import MARGIN, deviation, left_out
 from toeplens.studies.kit.results import ACCURACY, SKILLED, CellResult, Figure, Results, skill

@@ -15,8 +15,8 @@ from toeplens.lens import margins
 from toeplens.lens.ablation import counted_drops
 from toeplens.lens.kit.intervals import spearman
 from toeplens.papers.deposit.claims.checks import FIRST_LAYER, FULL, LATER_LAYERS, Test, is_released, label_of
-from toeplens.papers.deposit.labels import Label, title
 from toeplens.papers.deposit.measured import look_at
+from toeplens.papers.deposit.spec import Label, title
 from toeplens.studies.grid.measured import LONGER, kept
 from toeplens.studies.kit.results import CellResult, Figure, Results
 from toeplens.studies.kit.verdicts import ENOUGH, GRAIN, LEVEL, Finding, Verdict, unknown

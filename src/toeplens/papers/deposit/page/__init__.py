@@ -14,7 +14,7 @@ from toeplens.lens import THRESHOLDS
 from toeplens.model import Protocol
 from toeplens.papers.deposit import SCALES, Reproduction
 from toeplens.papers.deposit.measured import recorded
-from toeplens.papers.deposit.page import accuracy, factors, heads, seeds, style, tables
+from toeplens.papers.deposit.page import accuracy, heads, seeds, style, tables
 from toeplens.papers.deposit.page.style import PROTOCOL_NAMES, TASKS, name, plain, protocol_title
 from toeplens.report.kit.blocks import Block, numbered
 from toeplens.report.kit.page import Page, ledger, ledger_table, surroundings
@@ -37,13 +37,13 @@ _MAKERS: tuple[tuple[_Maker, bool], ...] = (
     (heads.removed, False),
     (heads.sizes, False),
     (heads.circuit, True),
-    (factors.switches, False),
+    (tables.switches, False),
     (accuracy.partial_accuracy, False),
     (accuracy.layers, False),
     (accuracy.peaks, False),
     (accuracy.sinusoid, True),
     (accuracy.representation, False),
-    (factors.variants, False),
+    (tables.variants, False),
     (heads.by_rung, False),
     (heads.by_moment, False),
     (seeds.strength, False),
@@ -54,10 +54,10 @@ _MAKERS: tuple[tuple[_Maker, bool], ...] = (
 )
 # figures shown only if their part is in the plan; cells of other parts would show an incomplete figure
 _PART: dict[_Maker, str] = {
-    factors.switches: "factors",
+    tables.switches: "factors",
     accuracy.layers: "partial",
     accuracy.peaks: "partial",
-    factors.variants: "mla",
+    tables.variants: "mla",
     heads.by_rung: "ladder",
     heads.by_moment: "ladder",
 }
@@ -80,8 +80,8 @@ def reproduction_page(state: Reproduction) -> Page:
     known = recorded() if state.plan.seeds < ENOUGH else {}
     seeds = ", ".join(map(str, sorted({key.seed for key in style.planned(state.plan)})))
     deposits_shown = tables.deposit_tables(encodings) if general else []
-    effects = factors.switch_tables(state) if "factors" in state.plan.parts else []
-    variants = factors.variant_tables(state) if "mla" in state.plan.parts else []
+    effects = tables.switch_tables(state) if "factors" in state.plan.parts else []
+    variants = tables.variant_tables(state) if "mla" in state.plan.parts else []
     facts = [("Scale", f"{state.plan.scale}: {scale.about}"), ("Protocols", ", ".join(state.plan.protocols))]
     every = {
         "results": results_table(state),
@@ -90,10 +90,10 @@ def reproduction_page(state: Reproduction) -> Page:
         **({f"accuracy-{task}": tables.accuracy_table(encodings, task) for task in style.TASKS} if general else {}),
         **{f"kinds-{i}": kinds for i, (_, kinds, _) in enumerate(deposits_shown)},
         **{f"deposits-{i}": each for i, (*_, each) in enumerate(deposits_shown)},
-        **({"strongest": factors.strongest_table(state)} if effects else {}),
+        **({"strongest": tables.strongest_table(state)} if effects else {}),
         **{f"effects-{i}": each for i, each in enumerate(effects)},
         **{f"variants-{i}": each for i, each in enumerate(variants)},
-        **({"steps": factors.steps_table(state)} if variants else {}),
+        **({"steps": tables.steps_table(state)} if variants else {}),
         "run": surroundings(state, "cells", [*facts, ("Seeds", f"{seeds} (of weights, order and data)")]),
         "settings": tables.settings_table(state),
         "models": tables.models_table(state),

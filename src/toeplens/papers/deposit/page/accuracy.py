@@ -14,14 +14,13 @@ import plotly.graph_objects as go
 from toeplens.ground.words import fixed, percent, whole
 from toeplens.model import Protocol
 from toeplens.papers.deposit import SCALES, Reproduction, Row, title
-from toeplens.papers.deposit.labels import Label
 from toeplens.papers.deposit.measured import concentrated
 from toeplens.papers.deposit.page import style
 from toeplens.papers.deposit.page.heads import SHARE, heatmap
+from toeplens.papers.deposit.spec import Label
 from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View
-from toeplens.report.kit.canvas import Canvas, guess_levels, guesses_across, guesses_down
+from toeplens.report.kit.canvas import Canvas, dots, guess_levels, guesses_across, guesses_down
 from toeplens.report.kit.colours import GUESS, PINK, faded
-from toeplens.report.kit.dots import dots
 from toeplens.studies import CellResult, Results
 from toeplens.training.presets import DISTANCE
 

@@ -16,14 +16,13 @@ from toeplens.lens import HeadAblation, HeadSets, LayerDeposit
 from toeplens.lens.ablation import PEAK
 from toeplens.model import Protocol
 from toeplens.papers.deposit import SCALES, Reproduction
-from toeplens.papers.deposit.labels import BASES, RUNGS, Label
-from toeplens.papers.deposit.labels import TASK as LADDER_TASK
 from toeplens.papers.deposit.measured import END, Look, Measure, concentrated, in_order, look_at
 from toeplens.papers.deposit.page import style
+from toeplens.papers.deposit.spec import BASES, RUNGS, Label
+from toeplens.papers.deposit.spec import TASK as LADDER_TASK
 from toeplens.report.kit.blocks import Block, Group, Panel, Ramp, Sign, View
-from toeplens.report.kit.canvas import Canvas, plain
+from toeplens.report.kit.canvas import Canvas, dots, plain
 from toeplens.report.kit.colours import GUESS, layer_look
-from toeplens.report.kit.dots import dots
 from toeplens.studies import CellResult, Key
 from toeplens.studies.kit.results import estimated
 from toeplens.training.presets import DISTANCE

@@ -14,13 +14,12 @@ from toeplens.lens import SeedStrength
 from toeplens.lens.gradients import LEVELS, Level, margins
 from toeplens.model import Protocol
 from toeplens.papers.deposit import Reproduction, title
-from toeplens.papers.deposit.labels import RUNGS, Label
 from toeplens.papers.deposit.measured import Values
 from toeplens.papers.deposit.page import style
+from toeplens.papers.deposit.spec import RUNGS, Label
 from toeplens.report.kit.blocks import Block, Panel, Sign, View
-from toeplens.report.kit.canvas import Canvas, plain
+from toeplens.report.kit.canvas import Canvas, Series, dots, plain
 from toeplens.report.kit.colours import GUESS, layer_look
-from toeplens.report.kit.dots import Series, dots
 from toeplens.studies import CellResult, Key
 
 _LEVELS: dict[Level, str] = {

@@ -18,7 +18,7 @@ from toeplens.lens import Estimate
 from toeplens.papers.positional_symbolic.pretrained.claims import by_text
 from toeplens.papers.positional_symbolic.pretrained.parts import BANDS, DRAWS, Heads, by_speed, effects_of
 from toeplens.papers.positional_symbolic.pretrained.study import Pretrained
-from toeplens.report.auditing.figures import by_band
+from toeplens.report.auditing.page import by_band
 from toeplens.report.kit.blocks import Block, Panel, Ramp, Sign, Texts, View, numbered
 from toeplens.report.kit.canvas import Canvas, heat, plain
 from toeplens.report.kit.colours import BLUE, DEPTHS, GREEN, GREY, ORANGE
