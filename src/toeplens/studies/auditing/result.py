@@ -8,11 +8,12 @@ import shutil
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from math import floor, log2, log10
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, Template
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 from pyarrow import csv, parquet
@@ -212,75 +213,58 @@ _COLUMNS = ("effect", "positional", "symbolic", "distance", "previous", "first",
 _MOST = 5
 _WIDE = 190  # width of a map in pixels
 _CELL = (3, 12)  # smallest and largest size of a cell in pixels
-_TABLE = "border-collapse:collapse;color:inherit;font:inherit;font-variant-numeric:tabular-nums"
-_CELLS = "text-align:right;padding:1px 8px"
 
 
 def notebook_html(audit: AuditRecord) -> str:
     """The audit as HTML with inline styles: title, proof, small maps, and the most important heads."""
     names, values = Names.of(audit), values_of(audit)
-    scales = scales_of(values)
-    verdict = "proved" if proved(audit) else "NOT proved"
-    loss = "" if audit.baseline is None else f"; loss {told(audit.baseline)} nats per token"
-    parts = [
-        Markup("<div><b>{}</b> · {} heads in {} attention calls · {}</div>").format(
-            model(audit), len(audit.heads), len(audit.layers), audited(audit)
-        ),
-        Markup('<div style="opacity:.75">{}</div>').format(
-            f"{verdict}: weights and outputs differ from the model’s own by at most {power(worst(audit))}, the "
-            f"captured forward pass from a plain one by {power(audit.whole)}{loss}"
-        ),
-        Markup('<div style="display:flex;flex-wrap:wrap;gap:10px 22px;margin:6px 0">'),
-        *(
-            _map(audit, place, name, scales[name], digits_of(name, values))
-            for place in names.places
-            for name in _MAPS
-            if name in scales
-        ),
-        Markup("</div>"),
-        _most(audit, names, values),
-    ]
-    return f'<div style="font:13px/1.45 system-ui,sans-serif;overflow-x:auto">{"".join(parts)}</div>'
+    scales, by = scales_of(values), "effect" if any(head.effect is not None for head in audit.heads) else "positional"
+    known = sorted((head for head in audit.heads if getattr(head, by) is not None), key=lambda head: -getattr(head, by))
+    digits = {name: digits_of(name, values) for name in _COLUMNS if name in values}
+    return _notebook().render(
+        audit=audit,
+        model=model(audit),
+        audited=audited(audit),
+        proved=proved(audit),
+        worst=power(worst(audit)),
+        whole=power(audit.whole),
+        told=told,
+        maps=[_map(audit, place, name, scales[name]) for place in names.places for name in _MAPS if name in scales],
+        words="Most important heads" if by == "effect" else "Most positional heads",
+        columns=["head", *map(title, digits)],
+        rows=[
+            [names.short(head), *(told(getattr(head, name), count) for name, count in digits.items())]
+            for head in known[:_MOST]
+        ],
+    )
 
 
-def _map(audit: AuditRecord, place: Place, name: str, scale: Scale, digits: int) -> Markup:
-    """Layers as rows, heads as columns, as inline SVG; unknown values are outlines."""
-    names = Names.of(audit)
+@cache
+def _notebook() -> Template:
+    text = Path(__file__).with_name("notebook.html.j2").read_text(encoding="utf-8")
+    return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(text)
+
+
+def _map(audit: AuditRecord, place: Place, name: str, scale: Scale) -> dict[str, Any]:
+    """Layers as rows, heads as columns; unknown values are outlines."""
+    names, digits = Names.of(audit), digits_of(name, values_of(audit))
     layers = [one.layer for one in audit.layers if (one.side, one.kind) == place]
     heads = [one for one in audit.heads if (one.side, one.kind) == place]
     across = max((one.head for one in heads), default=0) + 1
     size = min(_CELL[1], max(_CELL[0], _WIDE // across))
     where = f", {place_title(place).lower()}" if len(names.places) > 1 else ""
-    side, cells = size - (1 if size > _CELL[0] else 0), Markup("")
+    cells = []
     for head in heads:
-        tone = scale.tone(getattr(head, name))
-        paint = Markup('fill="none" stroke="#888" stroke-width=".4"')
-        if tone is not None:
-            colour = _LESS if tone < 0 else _MAPS[name]
-            paint = Markup('fill="{}" fill-opacity="{}"').format(colour, round(0.05 + 0.95 * abs(tone), 2))
-        cells += Markup('<rect x="{}" y="{}" width="{}" height="{}" {}><title>{}: {}</title></rect>').format(
-            *(head.head * size, layers.index(head.layer) * size, side, side, paint),
-            *(names.short(head), told(getattr(head, name), digits)),
-        )
-    about = f"{title(name)}{where}: {len(layers)} layers (rows), {across} heads (columns)"
-    ends = f"({told(scale.low, digits)} to {told(scale.high, digits)})"
-    return Markup(
-        '<div><div style="opacity:.75">{}{} {}</div>'
-        '<svg width="{}" height="{}" role="img" aria-label="{}">{}</svg></div>'
-    ).format(title(name), where, ends, across * size, len(layers) * size, about, cells)
-
-
-def _most(audit: AuditRecord, names: Names, values: Values) -> Markup:
-    """The heads with the largest effects, or the most positional heads without effects."""
-    by = "effect" if any(head.effect is not None for head in audit.heads) else "positional"
-    known = [head for head in audit.heads if getattr(head, by) is not None]
-    if not known:
-        return Markup("")
-    digits = {name: digits_of(name, values) for name in _COLUMNS if name in values}
-    rows = [Markup("").join(Markup('<th style="{}">{}</th>').format(_CELLS, title(name)) for name in ("head", *digits))]
-    for head in sorted(known, key=lambda head: -getattr(head, by))[:_MOST]:
-        texts = (names.short(head), *(told(getattr(head, name), count) for name, count in digits.items()))
-        rows.append(Markup("").join(Markup('<td style="{}">{}</td>').format(_CELLS, text) for text in texts))
-    words = "Most important heads" if by == "effect" else "Most positional heads"
-    body = Markup("").join(Markup("<tr>{}</tr>").format(row) for row in rows)
-    return Markup('<div>{}</div><table style="{}">{}</table>').format(words, _TABLE, body)
+        tone, text = scale.tone(getattr(head, name)), f"{names.short(head)}: {told(getattr(head, name), digits)}"
+        colour = None if tone is None else _LESS if tone < 0 else _MAPS[name]
+        opacity = round(0.05 + 0.95 * abs(tone or 0.0), 2)
+        cells.append((head.head * size, layers.index(head.layer) * size, colour, opacity, text))
+    return {
+        "title": f"{title(name)}{where}",
+        "ends": f"({told(scale.low, digits)} to {told(scale.high, digits)})",
+        "about": f"{title(name)}{where}: {len(layers)} layers (rows), {across} heads (columns)",
+        "width": across * size,
+        "height": len(layers) * size,
+        "side": size - (1 if size > _CELL[0] else 0),
+        "cells": cells,
+    }
