@@ -20,7 +20,7 @@ from toeplens.lens import toeplitz_part
 from toeplens.lens.logits import KINDS, PURE
 from toeplens.report.kit.blocks import Block, Group, Panel, Sign, Texts, View, numbered
 from toeplens.report.kit.canvas import Canvas, by_sign, plain
-from toeplens.report.kit.colours import BLUE, head_look
+from toeplens.report.kit.colours import TINTS, head_look
 from toeplens.report.kit.page import render_page
 from toeplens.studies.decomposition import SHOWN, LayerStructure, Parts, RunStructure
 
@@ -31,13 +31,7 @@ SMALL = 0.005  # parts whose share never exceeds this are not drawn
 FEW = 8  # up to this many heads (or frequencies), numbers are shown
 DEPTH = 1e-3  # smallest symbol that is drawn, relative to the largest of a panel
 WITHIN = 0.98  # share of a map's logits that its colour scale covers
-ORIGINS = {  # title and colour of the parts of a class logit
-    "content": ("content", "#e58f24"),
-    "position_input": ("position at the input", BLUE),
-    "position_attention": ("position in the attention", "#7d55c9"),
-    "biases": ("biases", "#808a99"),
-    "softmax": ("remainder of the softmax", "#2a9d8f"),
-}
+ORIGINS = {name: (title, TINTS.get(tint, tint)) for name, (title, tint) in _TEXTS["origins"].items()}
 _NUMBER = 10  # pixels
 _SPACED = {"ticks": "outside", "ticklen": 3, "tickcolor": "rgba(0,0,0,0)"}  # moves labels slightly away from a heat map
 _ANGLES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1)
@@ -57,16 +51,8 @@ class Fill(Sign):
 
 UNTOLD = Fill("untold", "content or coupled, not separable", "#9aa3b0", shape=".")
 FILLS = {
-    "position": Fill("position", "position", BLUE, ink="#ffffff"),
-    "content": Fill("content", "content", "#e58f24"),
-    "coupled": Fill("coupled", "coupled", "#2a9d8f", shape="/"),
-    "content-content": Fill("content-content", "content-content", "#e58f24"),
-    "content-position": Fill("content-position", "content-position", "#7d55c9", shape="/", ink="#ffffff"),
-    "position-content": Fill("position-content", "position-content", "#cc5f9c", shape="\\"),
-    "position-position": Fill("position-position", "position-position", BLUE, ink="#ffffff"),
-    "bias": Fill("bias", "bias", "#808a99", shape="."),
-    "content-offset": Fill("content-offset", "content-offset", "#2a9d8f", shape="x"),
-    "position-offset": Fill("position-offset", "position-offset", "#a47a34", shape="+"),
+    name: Fill(name, each["title"], TINTS.get(each["tint"], each["tint"]), **each["look"])
+    for name, each in _TEXTS["fills"].items()
 }
 
 

@@ -17,7 +17,7 @@ from toeplens.papers.mathematics.study import Theory
 from toeplens.papers.mathematics.trained import STATES
 from toeplens.report.kit.blocks import Block, Panel, Sign, View, numbered
 from toeplens.report.kit.canvas import Canvas, plain
-from toeplens.report.kit.colours import BLUE, GREEN, GREY, ORANGE, PINK, RED
+from toeplens.report.kit.colours import BLUE, PINK, RED, TINTS
 from toeplens.report.kit.page import Page, ledger, ledger_table
 from toeplens.studies import RULE
 from toeplens.studies.kit.claims import read_yaml
@@ -25,7 +25,6 @@ from toeplens.studies.kit.verdicts import OPEN
 
 _TEXTS = read_yaml(Path(__file__).with_name("page.yaml"))
 Points = tuple[Iterable[Any], Iterable[Any]]  # of a curve: x and y
-_TINTS = {"blue": BLUE, "green": GREEN, "grey": GREY, "orange": ORANGE, "pink": PINK, "red": RED}
 
 
 def theory_page(theory: Theory) -> Page:
@@ -64,7 +63,7 @@ def _plot(
     """Curves with their titles, colours and dashes in page.yaml, where ``$n`` is one of ``numbers`` each."""
     canvas, signs = Canvas(270), []
     for place, ((title, tint, dash), (xs, ys)) in enumerate(zip(_TEXTS["plots"][plot]["curves"], points, strict=False)):
-        sign = Sign("", Template(title).substitute(n=numbers[place] if numbers else ""), _TINTS[tint], dash=dash)
+        sign = Sign("", Template(title).substitute(n=numbers[place] if numbers else ""), TINTS[tint], dash=dash)
         told = {"name": sign.title, "mode": mode, "marker": {"color": sign.tint, "size": 6}}
         canvas.lines(map(float, xs), plain(list(ys), 5), sign.tint, "%{x:.4g}: %{y:.4g}", dash=dash, **told)
         signs.append(sign)

@@ -39,14 +39,6 @@ _TINTS = (BLUE, ORANGE)
 _BINS = 20
 _INPUT = ("text", "sequences", "tokens", "seed")
 _FREQUENCIES = "fastest and slowest frequency"
-_TELLING = {  # columns of the summary, with their titles
-    "effect": "Effect",
-    "previous": "Attention on the previous token",
-    "induction": "Attention on tokens after an earlier copy (induction)",
-    "positional": "Positional share",
-    "symbolic": "Symbolic share",
-    "distance": "Mean distance",
-}
 _PASSING = ("seconds", "command", "input", "request")  # settings that are not compared
 
 
@@ -185,7 +177,7 @@ def _findings(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: t
     """The largest change in each column of the summary."""
     one, other = values
     called = words.Names.of(pair[0])
-    for name, words_of in _TELLING.items():
+    for name, words_of in TEXTS["summary"].items():
         moved = changes(one, other).get(name, [])
         known = [(abs(value), i) for i, value in enumerate(moved) if value is not None]
         if not known:

@@ -74,19 +74,12 @@ def _run_table(study: Pretrained) -> Table:
 
 _TEXTS = Texts(Path(__file__).with_name("page.yaml"))
 _KINDS = {"text": "The model", "random": "Random weights", "shuffled": "Tokens in random order"}
-_MAPPED = {
-    "positional": "positional share",
-    "symbolic": "symbolic share",
-    "previous": "attention on the previous token",
-    "first": "attention on the first token",
-    "induction": "induction",
-}
 
 
 def maps(study: Pretrained) -> Block:
     heads, views = study.heads("text"), []
     if heads is not None:
-        views += [_map(title, heads, heads.mean(name), 1.0) for name, title in _MAPPED.items()]
+        views += [_map(title, heads, heads.mean(name), 1.0) for name, title in _TEXTS["mapped"].items()]
         intact = study.probes.get("intact")
         if intact is not None and intact.heads:
             scores = {(each.layer, each.head): each.score for each in intact.heads}
