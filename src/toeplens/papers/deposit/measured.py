@@ -315,16 +315,10 @@ def accuracy_table(results: Results, protocols: Sequence[Protocol]) -> list[Row]
 def _accuracy_row(results: Results, protocol: Protocol, task: str, label: str) -> Row:
     cells = results.of(task, label)
     finished = [cell for cell in cells if cell.status == "complete"]
-    accuracy = np.array([cell.accuracy for cell in finished])
-    ablated = [cell.ablation for cell in finished if cell.ablation]
-    largest = where = None
-    if ablated:
-        drops = np.mean([ablation.drops.max() for ablation in ablated])
-        largest = float(drops)
-        places = [np.unravel_index(ablation.drops.argmax(), ablation.drops.shape) for ablation in ablated]
-        where = ", ".join(f"layer {layer + 1} head {head + 1}" for layer, head in places[:3]) + (
-            " …" if len(places) > 3 else ""
-        )
+    accuracies = [cell.accuracy for cell in finished]
+    drops = [cell.ablation.drops for cell in finished if cell.ablation]
+    places = [np.unravel_index(each.argmax(), each.shape) for each in drops]
+    where = ", ".join(f"layer {layer + 1} head {head + 1}" for layer, head in places[:3])
     kinds = [layer.kind for layer in finished[0].deposits()] if finished else []
     return Row(
         protocol=protocol,
@@ -332,16 +326,16 @@ def _accuracy_row(results: Results, protocol: Protocol, task: str, label: str) -
         label=label,
         title=title(label),
         paper=PAPER_TABLE_1.get((task, label)),
-        accuracy=float(accuracy.mean()) if len(accuracy) else None,
-        lowest=float(accuracy.min()) if len(accuracy) else None,
-        highest=float(accuracy.max()) if len(accuracy) else None,
+        accuracy=float(np.mean(accuracies)) if accuracies else None,
+        lowest=min(accuracies, default=None),
+        highest=max(accuracies, default=None),
         seeds=len(cells),
         diverged=sum(cell.status == "diverged" for cell in cells),
         chance=cells[0].chance,
         length_chance=cells[0].length_chance,
         parameters=cells[0].parameters,
-        largest_drop=largest,
-        where=where,
+        largest_drop=float(np.mean([each.max() for each in drops])) if drops else None,
+        where=(where + " …" * (len(places) > 3)) if drops else None,
         kinds=kinds,
     )
 

@@ -19,7 +19,7 @@ from toeplens.papers.deposit import SCALES, Reproduction, claims_of
 from toeplens.papers.deposit.measured import concentrated, factor_table, look_at, recorded
 from toeplens.papers.deposit.page import answers, blocks, reproduction_page
 from toeplens.papers.deposit.page.accuracy import convergence, partial_rope, rotated_heads
-from toeplens.papers.deposit.page.seeds import strength_of
+from toeplens.papers.deposit.page.heads import strength_of
 from toeplens.papers.deposit.page.style import TASKS, colour, glyph, interval, marker, name, ordered
 from toeplens.papers.deposit.spec import PARTS, Label
 from toeplens.report.kit.blocks import Block

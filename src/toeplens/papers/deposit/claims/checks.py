@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log2
+from pathlib import Path
 from typing import Any
 
 from toeplens.papers.deposit.measured import END, Look, Measure, in_order, look_at
 from toeplens.papers.deposit.spec import Label, title
 from toeplens.studies.kit import claims
-from toeplens.studies.kit.claims import MARGIN, deviation, left_out
+from toeplens.studies.kit.claims import MARGIN, deviation, left_out, read_yaml
 from toeplens.studies.kit.results import ACCURACY, SKILLED, CellResult, Figure, Results, skill
 from toeplens.studies.kit.verdicts import (
     ENOUGH,
@@ -28,6 +29,9 @@ from toeplens.studies.kit.verdicts import (
 )
 from toeplens.training.presets import COUNT, DISTANCE, starting_spec
 from toeplens.training.spec import run_spec
+
+DATA = read_yaml(Path(__file__).with_name("claims.yaml"))
+WORDS: dict[str, str] = DATA["figures"]
 
 # ---- labels ----------------------------------------------------------------------------------------------------------
 
@@ -397,22 +401,19 @@ def _unfinished(results: Results, measure: Measure) -> list[Finding]:
 KNOWN: dict[str, Any] = _OF_ACCURACY | {
     "largest": _LARGEST,
     "first": _FIRST,
-    "later": Effect("largest ablation effect of a head in a later layer, ", lambda look: look.largest(LATER_LAYERS)),
-    "second": Effect("second largest ablation effect of any head, ", lambda look: look.second()),
-    "shallow": Effect("largest ablation effect in the first third of the layers, ", _shallow),
+    "later": Effect(WORDS["later"], lambda look: look.largest(LATER_LAYERS)),
+    "second": Effect(WORDS["second"], lambda look: look.second()),
+    "shallow": Effect(WORDS["shallow"], _shallow),
     "shallow-lead": Effect(
-        "that effect − the largest after it, ",
-        lambda look: _shallow(look) - look.largest(slice(-(-len(look.costs) // 3), None)),
+        WORDS["shallow-lead"], lambda look: _shallow(look) - look.largest(slice(-(-len(look.costs) // 3), None))
     ),
     # two heads with a large and two with a small effect need four heads
-    "second-of-first": Effect(
-        "second largest ablation effect in the first layer, ", lambda look: look.second(FIRST_LAYER), heads=4
-    ),
+    "second-of-first": Effect(WORDS["second-of-first"], lambda look: look.second(FIRST_LAYER), heads=4),
     "second-smallest-of-first": Effect(
-        "second smallest ablation effect in the first layer, ", lambda look: look.second_smallest(FIRST_LAYER), heads=4
+        WORDS["second-smallest-of-first"], lambda look: look.second_smallest(FIRST_LAYER), heads=4
     ),
-    "top-share": Effect("largest effect as a share of the sum over all heads, ", lambda look: look.top, least=LITTLE),
-    "effective-heads": Effect("effective heads, ", lambda look: look.effective_heads, least=LITTLE),
+    "top-share": Effect(WORDS["top-share"], lambda look: look.top, least=LITTLE),
+    "effective-heads": Effect(WORDS["effective-heads"], lambda look: look.effective_heads, least=LITTLE),
     "doublings": _DOUBLINGS,
     "larger-on-task-1": _task_apart,
     "average": _average,

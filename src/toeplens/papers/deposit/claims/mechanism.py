@@ -14,7 +14,7 @@ from scipy.special import ndtr
 from toeplens.lens import margins
 from toeplens.lens.ablation import counted_drops
 from toeplens.lens.kit.intervals import spearman
-from toeplens.papers.deposit.claims.checks import FIRST_LAYER, FULL, LATER_LAYERS, Test, is_released, label_of
+from toeplens.papers.deposit.claims.checks import FIRST_LAYER, FULL, LATER_LAYERS, WORDS, Test, is_released, label_of
 from toeplens.papers.deposit.measured import look_at
 from toeplens.papers.deposit.spec import Label, title
 from toeplens.studies.grid.measured import LONGER, kept
@@ -282,71 +282,52 @@ def _judged(what: str, pairs: Float[np.ndarray, "2 E"], sign: int, seeds: int) -
 KNOWN: dict[str, Any] = {
     "fixed-share": _fixed_share,
     "drift": Figure(
-        "mean positional drift of the first layer's heads, ",
-        lambda cell: float(cell.measure("seed").drift.relative[0].mean()),
-        _seeded,
-        grain=_EXACT,
+        WORDS["drift"], lambda cell: float(cell.measure("seed").drift.relative[0].mean()), _seeded, grain=_EXACT
     ),
     "amplified": _amplified,
     "leader-share": _figure(
         "seed",
-        "share of the initial leader in the summed effects of removing position, ",
+        WORDS["leader-share"],
         lambda cell: float((work := _work(cell))[0, int(_signal(cell)[0].argmax())] / work.sum()),
         _works,
         "no position or no leader, or not measured",
         0.02,
     ),
-    "leader-rank": _early("share of heads with a smaller effect than the initial leader, ", _standing),
-    "signal-effect": _early(
-        "rank correlation of initial signal and final effect, ",
-        lambda first, last: float(spearman(np.stack((first, last)))),
-    ),
-    "alignment": _stream(
-        "after layer 2, alignment with the input's position vectors − chance, ",
-        lambda found: found.alignment[2] - found.chance,
-    ),
-    "coefficient": _stream(
-        "after layer 2, coefficient on the input's position vectors, ", lambda found: found.coefficient[2]
-    ),
-    "least-coefficient": _stream(
-        "smallest coefficient on the input's position vectors after layer 2 and later, ",
-        lambda found: np.min(found.coefficient[2:]),
-    ),
+    "leader-rank": _early(WORDS["leader-rank"], _standing),
+    "signal-effect": _early(WORDS["signal-effect"], lambda first, last: float(spearman(np.stack((first, last))))),
+    "alignment": _stream(WORDS["alignment"], lambda found: found.alignment[2] - found.chance),
+    "coefficient": _stream(WORDS["coefficient"], lambda found: found.coefficient[2]),
+    "least-coefficient": _stream(WORDS["least-coefficient"], lambda found: np.min(found.coefficient[2:])),
     "implicit": _implicit,
     "through-mask": _through_mask,
-    "largest-lost": _lost(0, "largest effect of removing position from one head, "),
-    "second-lost": _lost(1, "second largest effect of removing position from one head, "),
+    "largest-lost": _lost(0, WORDS["largest-lost"]),
+    "second-lost": _lost(1, WORDS["second-lost"]),
     "sufficient-heads": _figure(
         "sets",
-        "log2 of the number of sufficient heads, ",
+        WORDS["sufficient-heads"],
         lambda cell: float(np.log2(max(1, len(cell.measure("sets").sufficient)))),
         grain=0.1,
     ),
     "positional-heads": _figure(
         "position-sets",
-        "number of heads that need position, ",
+        WORDS["positional-heads"],
         lambda cell: float(len(cell.measure("position-sets").sufficient)),
         grain=0.1,
     ),
-    "norm": _of_costliest("log2 of the most used pair's norm over an even share, ", _norm_of_used),
-    "energy": _of_costliest("log2 of the largest dimension's energy over an even share, ", _massive),
-    "first-breadth": _used(
-        "share of the frequencies used by the first layer's heads, ", lambda cell: _breadth(cell, FIRST_LAYER)
-    ),
-    "growth": _used(
-        "share used in the later layers − share used in the first, ",
-        lambda cell: _breadth(cell, LATER_LAYERS) - _breadth(cell, FIRST_LAYER),
-    ),
+    "norm": _of_costliest(WORDS["norm"], _norm_of_used),
+    "energy": _of_costliest(WORDS["energy"], _massive),
+    "first-breadth": _used(WORDS["first-breadth"], lambda cell: _breadth(cell, FIRST_LAYER)),
+    "growth": _used(WORDS["growth"], lambda cell: _breadth(cell, LATER_LAYERS) - _breadth(cell, FIRST_LAYER)),
     "kept-length": _figure("extrapolation", f"share of the skill kept at {LONGER:g} times the length, ", kept),
     "range-with-speed": _goes_with(
-        "the time until half is learned",
+        WORDS["range-with-speed"],
         lambda cell: cell.half_learned if cell.learned_half else float("inf"),
         lambda cell: cell.looked_back and cell.status != "diverged",
         "diverged, not measured, or accuracy on training examples not evaluated",
         1,
     ),
     "range-with-peak": _goes_with(
-        "the largest ablation effect of a head",
+        WORDS["range-with-peak"],
         lambda cell: float(_costs(cell).max(initial=0.0)),
         lambda cell: look_at(cell) is not None,
         "diverged, not measured, or no skill",

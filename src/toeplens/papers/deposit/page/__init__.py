@@ -14,7 +14,7 @@ from toeplens.lens import THRESHOLDS
 from toeplens.model import Protocol
 from toeplens.papers.deposit import SCALES, Reproduction
 from toeplens.papers.deposit.measured import recorded
-from toeplens.papers.deposit.page import accuracy, heads, seeds, style, tables
+from toeplens.papers.deposit.page import accuracy, heads, style, tables
 from toeplens.papers.deposit.page.style import PROTOCOL_NAMES, TASKS, name, plain, protocol_title
 from toeplens.report.kit.blocks import Block, numbered
 from toeplens.report.kit.page import Page, ledger, ledger_table, surroundings
@@ -46,11 +46,11 @@ _MAKERS: tuple[tuple[_Maker, bool], ...] = (
     (tables.variants, False),
     (heads.by_rung, False),
     (heads.by_moment, False),
-    (seeds.strength, False),
-    (seeds.exponent, False),
-    (seeds.lead, False),
-    (seeds.training, False),
-    (seeds.exponents, True),
+    (heads.strength, False),
+    (heads.exponent, False),
+    (heads.lead, False),
+    (heads.training, False),
+    (heads.exponents, True),
 )
 # figures shown only if their part is in the plan; cells of other parts would show an incomplete figure
 _PART: dict[_Maker, str] = {
