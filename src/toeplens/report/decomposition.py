@@ -20,7 +20,7 @@ from toeplens.lens import toeplitz_part
 from toeplens.lens.logits import KINDS, PURE
 from toeplens.report.kit.blocks import Block, Group, Panel, Sign, Texts, View, numbered
 from toeplens.report.kit.canvas import Canvas, by_sign, plain
-from toeplens.report.kit.colours import TINTS, head_look
+from toeplens.report.kit.colours import head_look, tint_of
 from toeplens.report.kit.page import render_page
 from toeplens.studies.decomposition import SHOWN, LayerStructure, Parts, RunStructure
 
@@ -31,7 +31,7 @@ SMALL = 0.005  # parts whose share never exceeds this are not drawn
 FEW = 8  # up to this many heads (or frequencies), numbers are shown
 DEPTH = 1e-3  # smallest symbol that is drawn, relative to the largest of a panel
 WITHIN = 0.98  # share of a map's logits that its colour scale covers
-ORIGINS = {name: (title, TINTS.get(tint, tint)) for name, (title, tint) in _TEXTS["origins"].items()}
+ORIGINS = {name: (title, tint_of(tint)) for name, (title, tint) in _TEXTS["origins"].items()}
 _NUMBER = 10  # pixels
 _SPACED = {"ticks": "outside", "ticklen": 3, "tickcolor": "rgba(0,0,0,0)"}  # moves labels slightly away from a heat map
 _ANGLES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1)
@@ -51,8 +51,7 @@ class Fill(Sign):
 
 UNTOLD = Fill("untold", "content or coupled, not separable", "#9aa3b0", shape=".")
 FILLS = {
-    name: Fill(name, each["title"], TINTS.get(each["tint"], each["tint"]), **each["look"])
-    for name, each in _TEXTS["fills"].items()
+    name: Fill(name, each["title"], tint_of(each["tint"]), **each["look"]) for name, each in _TEXTS["fills"].items()
 }
 
 

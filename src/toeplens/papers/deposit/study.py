@@ -124,18 +124,15 @@ class Reproduction(Gathered):
 
     @classmethod
     def planned(cls, request: Plan) -> Plan:
-        """The plan, with its parts in order."""
         choose("scale", request.scale, SCALES)
         return replace(request, parts=chosen_parts(request.parts))
 
     @classmethod
     def cells(cls, plan: Plan) -> list[Cell]:
-        """The grid."""
         return plan.cells()
 
     @classmethod
     def judged(cls, plan: Plan, **gathered: Any) -> Self:
-        """The state with its table and claims."""
         results = gathered["results"]
         entries = judge(claims_of(plan.parts), results, plan.protocols)
         return cls(**gathered, plan=plan, entries=entries, table=accuracy_table(results, plan.protocols))

@@ -11,15 +11,19 @@ TINTS: dict[str, str] = _DATA["tints"]
 BLUE, ORANGE, GREEN, PINK, RED, PURPLE, CYAN, BROWN, GREY = TINTS.values()
 GUESS = "rgba(128, 136, 150, 0.95)"  # reference lines
 
+
+def tint_of(name: str) -> str:
+    """The colour of a name in `TINTS`; other colours unchanged."""
+    return TINTS.get(name, name)
+
+
 Look = tuple[str, str, str]  # colour, plotly marker, the same marker as a character
 
-FAMILIES: dict[str, Look] = {
-    label: (TINTS.get(tint, tint), *sign) for label, (tint, *sign) in _DATA["families"].items()
-}
+FAMILIES: dict[str, Look] = {label: (tint_of(tint), *sign) for label, (tint, *sign) in _DATA["families"].items()}
 ENCODINGS: dict[str, str] = _DATA["encodings"]  # family by label or name of an encoding in a grid study
 OTHER: Look = (GREY, "circle-open", "○")
 # for labels without an own colour, in this order
-PALETTE: tuple[Look, ...] = tuple((TINTS.get(tint, tint), *sign) for tint, *sign in _DATA["palette"])
+PALETTE: tuple[Look, ...] = tuple((tint_of(tint), *sign) for tint, *sign in _DATA["palette"])
 _SPECTRUM = (BLUE, CYAN, GREEN, BROWN, ORANGE, RED, PINK, PURPLE)
 DEPTHS = (BLUE, PINK, ORANGE)  # a scale from the first to the last layer
 # 0 is the page's background, accuracy drops are warm, gains are cool

@@ -161,7 +161,6 @@ class Audit(AuditRecord):
     """The result of `audit`; notebooks show it as maps of heads."""
 
     def _repr_html_(self) -> str:
-        """The HTML that notebooks show."""
         return notebook_html(self)
 
 

@@ -24,34 +24,17 @@ from toeplens.studies.kit.verdicts import LEVEL, SIDES
 from toeplens.training.presets import COUNT, DISTANCE
 
 _Maker = Callable[[Reproduction], Block]
-# In page order. True: the figure shows plain encodings only, without variants and the models of other parts.
-_MAKERS: tuple[tuple[_Maker, bool], ...] = (
-    (accuracy.accuracy, True),
-    (partial(accuracy.learning, task=DISTANCE, number=2), True),
-    (partial(accuracy.learning, task=COUNT, number=3), True),
-    (heads.heads, True),
-    (heads.by_encoding, True),
-    (heads.by_layer, True),
-    (heads.cumulative, True),
-    (heads.position, False),
-    (heads.removed, False),
-    (heads.sizes, False),
-    (heads.circuit, True),
-    (tables.switches, False),
-    (accuracy.partial_accuracy, False),
-    (accuracy.layers, False),
-    (accuracy.peaks, False),
-    (accuracy.sinusoid, True),
-    (accuracy.representation, False),
-    (tables.variants, False),
-    (heads.by_rung, False),
-    (heads.by_moment, False),
-    (heads.strength, False),
-    (heads.exponent, False),
-    (heads.lead, False),
-    (heads.training, False),
-    (heads.exponents, True),
+_MAKERS: tuple[_Maker, ...] = (  # in page order
+    accuracy.accuracy,
+    *(partial(accuracy.learning, task=task, number=number) for task, number in ((DISTANCE, 2), (COUNT, 3))),
+    *(heads.heads, heads.by_encoding, heads.by_layer, heads.cumulative),
+    *(heads.position, heads.removed, heads.sizes, heads.circuit, tables.switches),
+    *(accuracy.partial_accuracy, accuracy.layers, accuracy.peaks, accuracy.sinusoid, accuracy.representation),
+    *(tables.variants, heads.by_rung, heads.by_moment),
+    *(heads.strength, heads.exponent, heads.lead, heads.training, heads.exponents),
 )
+# figures of plain encodings only, without variants and the models of other parts
+_PLAIN = {*_MAKERS[:7], heads.circuit, accuracy.sinusoid, heads.exponents}
 # figures shown only if their part is in the plan; cells of other parts would show an incomplete figure
 _PART: dict[_Maker, str] = {
     tables.switches: "factors",
@@ -68,8 +51,8 @@ _BESIDE = {"position", "sets", "sets-size", "representation"}
 def blocks(state: Reproduction) -> dict[str, Block]:
     """All non-empty figures by id, numbered in order."""
     encodings, parts = style.plain(state), state.plan.parts
-    asked = [(make, plain) for make, plain in _MAKERS if _PART.get(make, parts[0]) in parts]
-    return numbered(make(encodings if plain else state) for make, plain in asked)
+    asked = [make for make in _MAKERS if _PART.get(make, parts[0]) in parts]
+    return numbered(make(encodings if make in _PLAIN else state) for make in asked)
 
 
 def reproduction_page(state: Reproduction) -> Page:

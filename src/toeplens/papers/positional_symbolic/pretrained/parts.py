@@ -139,7 +139,6 @@ class Examined(State):
         return RULE.replace("seed", self.plan.units.removesuffix("s"))
 
     def asked(self) -> dict[str, Any]:
-        """The plan."""
         return asdict(self.plan)
 
     def found(self) -> dict[str, Any]:
@@ -149,7 +148,6 @@ class Examined(State):
         }
 
     def frames(self) -> dict[str, Callable[[], pa.Table]]:
-        """A table of the heads of all audits, with the audit's name as the first column; and the claims."""
         return {"heads": self._heads} | super().frames()
 
     def _heads(self) -> pa.Table:
