@@ -128,18 +128,7 @@ def deposit_tables(state: Reproduction) -> list[tuple[str, Table, Table]]:
         names = ["Encoding", *(f"Layer {i + 1}" for i in range(depth))]
         note = "Next to a kind: number of models of that kind, out of all."
         kinds = make_table(f"Kinds of layers, {where}", names, lines, note=note, css="kinds")
-        names = [
-            "Model",
-            "Layer",
-            "Kind",
-            "Head",
-            "Peak",
-            "Second",
-            "Top share",
-            "Effective heads",
-            "Gini",
-            "Half gone at",
-        ]
+        names = style.TEXTS["columns"]["deposits"]
         head = [Cell(text, right=place > 2) for place, text in enumerate(names)]
         body = [row for _, cells in found for cell in cells for row in _deposit_rows(cell)]
         made.append((where, kinds, Table(f"Deposit figures, {where}", [head], body, css="numbers small")))
@@ -439,13 +428,7 @@ def variant_tables(state: Reproduction) -> list[Table]:
     return [
         make_table(
             f"Variants of MLA, {called}",
-            [
-                "Model",
-                "Test accuracy, %",
-                "Share of the skill lost by ablating one head, %",
-                "Effective heads of its layer",
-                "Kind of that layer",
-            ],
+            style.TEXTS["columns"]["variants"],
             [_row(*model) for model in models],
             note="Next to a kind: number of models of that kind, out of all.",
             css="numbers variants",
