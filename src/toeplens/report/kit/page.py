@@ -27,6 +27,7 @@ from toeplens.ground.words import duration, fixed, percent, points, signed
 from toeplens.report.kit.blocks import Block
 from toeplens.report.kit.colours import HEAT
 from toeplens.report.kit.tables import Cell, Table, code, make_table
+from toeplens.studies.kit.claims import read_yaml
 from toeplens.studies.kit.verdicts import verdict_text
 from toeplens.version import __version__
 
@@ -111,18 +112,7 @@ def ledger_table(
     return make_table(f"{what}s ledger", [what, "Source", *(list(protocols) or ["Verdict"])], rows)
 
 
-_SURROUNDINGS = {
-    "execution": "Execution",
-    "processor": "Processor",
-    "cores": "Cores",
-    "threads": "Threads per process",
-    "gpu": "GPU",
-    "platform": "System",
-    "python": "Python",
-    "torch": "PyTorch",
-    "numpy": "NumPy",
-    "toeplens": "toeplens",
-}
+_SURROUNDINGS: dict[str, str] = read_yaml(Path(__file__).with_name("page.yaml"))["surroundings"]
 
 
 def machine_rows(recorded: Mapping[str, Any], without: Iterable[str] = ()) -> list[list[str | Cell]]:
