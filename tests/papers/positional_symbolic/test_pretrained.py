@@ -16,9 +16,9 @@ from tests.studies.probing.models import TEXT, saved
 from toeplens.engine import Limits
 from toeplens.ground import InputError
 from toeplens.papers.positional_symbolic.pretrained import Plan, Pretrained, examine, gather, is_pretrained, open_record
-from toeplens.papers.positional_symbolic.pretrained.claims import by_text
 from toeplens.papers.positional_symbolic.pretrained.page import pretrained_page
 from toeplens.papers.positional_symbolic.pretrained.parts import Making, changes_of, previous, retrieving
+from toeplens.papers.positional_symbolic.pretrained.study import by_text
 from toeplens.sources.huggingface import load_model
 from toeplens.studies.auditing.record import AuditRecord, HeadRecord
 

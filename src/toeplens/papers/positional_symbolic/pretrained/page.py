@@ -15,9 +15,8 @@ from plotly.colors import sample_colorscale
 
 from toeplens.ground.words import duration, fixed
 from toeplens.lens import Estimate
-from toeplens.papers.positional_symbolic.pretrained.claims import by_text
 from toeplens.papers.positional_symbolic.pretrained.parts import BANDS, DRAWS, Heads, by_speed, effects_of
-from toeplens.papers.positional_symbolic.pretrained.study import Pretrained
+from toeplens.papers.positional_symbolic.pretrained.study import Pretrained, by_text
 from toeplens.report.auditing.page import by_band
 from toeplens.report.kit.blocks import Block, Panel, Ramp, Sign, Texts, View, numbered
 from toeplens.report.kit.canvas import Canvas, heat, plain
