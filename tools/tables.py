@@ -23,9 +23,8 @@ from recorded import RESULTS, Recorded, record_of
 
 from toeplens.ground.words import fixed
 from toeplens.papers.deposit import SCALES
-from toeplens.papers.deposit.factors import decided, factor_table, factor_wholes, left_over
-from toeplens.papers.deposit.labels import BASES, RUNGS, TASK, title
-from toeplens.papers.deposit.looks import END, in_order, look_at
+from toeplens.papers.deposit.measured import END, decided, factor_table, factor_wholes, in_order, left_over, look_at
+from toeplens.papers.deposit.spec import BASES, RUNGS, TASK, title
 from toeplens.report.grid.look import Spread
 from toeplens.studies import ENOUGH, CellResult
 from toeplens.studies.grid import language

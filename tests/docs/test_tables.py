@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.builders import script
 
-from toeplens.papers.deposit.tables import recorded
+from toeplens.papers.deposit.measured import recorded
 
 ROOT = Path(__file__).parents[2]
 

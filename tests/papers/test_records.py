@@ -16,7 +16,7 @@ from toeplens.ground import InputError, read_json, write_json
 from toeplens.papers.deposit import accuracy_table
 from toeplens.papers.deposit import grid as places
 from toeplens.papers.mathematics import EXPERIMENTS, Theory
-from toeplens.papers.positional_symbolic.pretrained.claims import by_text
+from toeplens.papers.positional_symbolic.pretrained.study import by_text
 from toeplens.studies import grid
 from toeplens.studies.grid import language
 from toeplens.studies.grid.measured import matrix

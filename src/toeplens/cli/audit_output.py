@@ -23,7 +23,7 @@ from toeplens.studies.auditing.study import Data, audit_in
 from toeplens.studies.auditing.words import Names, done, top_head
 from toeplens.studies.kit.options import AuditOptions
 from toeplens.studies.kit.questions import ABOUT
-from toeplens.studies.probing.record import ProbeRecord, interval, title_of
+from toeplens.studies.probing.probe import ProbeRecord, interval, title_of
 
 if TYPE_CHECKING:
     from toeplens.engine import Workers

@@ -52,7 +52,8 @@ def reproduce(
     from toeplens.cli.progress import StudyProgress, interruptible
     from toeplens.model import Protocol
     from toeplens.papers import deposit as study
-    from toeplens.papers.deposit.page import write_page
+    from toeplens.papers.deposit.page import reproduction_page
+    from toeplens.report.kit.page import write_report
     from toeplens.training.presets import PROTOCOLS
 
     choose("scale", scale, study.SCALES)
@@ -71,7 +72,8 @@ def reproduce(
     with interruptible(execution) as limits:
         with progress:
             state = study.reproduce(out, **plan, limits=limits, workers=cluster, on_event=progress)
-        tables.print_study(state, write_page(state), tables.accuracy_tables(state.table), as_json=as_json)
+        page = write_report(state.directory, reproduction_page(state))
+        tables.print_study(state, page, tables.accuracy_tables(state.table), as_json=as_json)
 
 
 @with_options()
@@ -102,7 +104,7 @@ def study(
     from toeplens.cli import tables
     from toeplens.cli.progress import StudyProgress, interruptible
     from toeplens.studies import grid
-    from toeplens.studies.kit.cells import jobs_of
+    from toeplens.studies.kit.study import jobs_of
 
     wanted = grid.read_spec(spec)
     if seeds is not None:
@@ -135,7 +137,8 @@ def theory(
     from toeplens.cli import console, tables
     from toeplens.cli.progress import StudyProgress, interruptible
     from toeplens.papers import mathematics
-    from toeplens.papers.mathematics.page import write_theory
+    from toeplens.papers.mathematics.page import theory_page
+    from toeplens.report.kit.page import write_report
     from toeplens.training import PRESETS
 
     choose("scale", scale, PRESETS)
@@ -147,7 +150,7 @@ def theory(
     with interruptible(execution) as limits:
         with progress:
             state = mathematics.check_theory(out, **plan, limits=limits)
-        tables.print_study(state, write_theory(state), as_json=as_json)
+        tables.print_study(state, write_report(state.directory, theory_page(state)), as_json=as_json)
 
 
 def kind_of(directory: Path) -> tuple[type[Any], Callable[[Any], Page]]:
@@ -193,7 +196,7 @@ def report_page(directory: Recorded, as_json: Json = False) -> None:
 
     page = page_in(directory)
 
-    console.print_page(write_report(directory, page.html()), as_json=as_json)
+    console.print_page(write_report(directory, page), as_json=as_json)
 
 
 def claims(

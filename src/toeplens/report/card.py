@@ -19,19 +19,11 @@ from toeplens.report.kit.canvas import Canvas, by_sign, plain
 from toeplens.report.kit.colours import BLUE, spectrum
 from toeplens.report.kit.page import plotly, render_page
 from toeplens.studies.card import Card, flat
+from toeplens.studies.kit.claims import read_yaml
 
 COMMAND = "card"
 INDEX, PLOTLY = "index.html", "plotly.js"
-WHERE = {
-    "none": "not at all: only the mask depends on order",
-    "input": "a vector added to the tokens' embeddings",
-    "bias": "a bias added to the logits",
-    "rotation": "a map of queries and keys before their product",
-    "concatenation": "a rotary part and a content part of queries and keys",
-    "logits": "a change of the logits",
-    "weights": "a change of the attention weights",
-    "accumulated": "a product of maps along the path from key to query",
-}
+WHERE: dict[str, str] = read_yaml(Path(__file__).with_name("card.yaml"))["where"]
 
 
 def write_card(card: Card, path: Path) -> Path:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import numpy as np
@@ -17,40 +18,20 @@ from toeplens.ground.outputs import write_page
 from toeplens.ground.words import listed, percent, power, whole
 from toeplens.lens import toeplitz_part
 from toeplens.lens.logits import KINDS, PURE
-from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View, numbered
+from toeplens.report.kit.blocks import Block, Group, Panel, Sign, Texts, View, numbered
 from toeplens.report.kit.canvas import Canvas, by_sign, plain
-from toeplens.report.kit.colours import BLUE, head_look
+from toeplens.report.kit.colours import head_look, tint_of
 from toeplens.report.kit.page import render_page
 from toeplens.studies.decomposition import SHOWN, LayerStructure, Parts, RunStructure
 
+_TEXTS = Texts(Path(__file__).with_name("decomposition.yaml"))
 COMMAND = "decompose"
 SEEN = {"softmax": "row-centred logits", "logits": "logits"}
 SMALL = 0.005  # parts whose share never exceeds this are not drawn
 FEW = 8  # up to this many heads (or frequencies), numbers are shown
 DEPTH = 1e-3  # smallest symbol that is drawn, relative to the largest of a panel
 WITHIN = 0.98  # share of a map's logits that its colour scale covers
-SPLITS = {
-    "mean": "the mean over sequences at each position, minus the mean over all positions",
-    "input": "the vector that is added to the token embedding",
-    "ablate": "the difference in the token’s vector when the encoding is switched off in the whole model",
-}
-_PURE = f"{PURE:.0%}"
-NAMED = {
-    "position": f"position makes up at least {_PURE} of the logits",
-    "content": f"content makes up at least {_PURE} of the logits",
-    "sum": f"the sum of position and content makes up at least {_PURE} of the logits",
-    "product": f"the coupled part makes up at least {_PURE} of the logits",
-    "mixed": f"neither the sum of position and content nor the coupled part reaches {_PURE} of the logits",
-    "unknown": "the content part is not known for this encoding",
-    "flat": "the logits do not vary",
-}
-ORIGINS = {  # title and colour of the parts of a class logit
-    "content": ("content", "#e58f24"),
-    "position_input": ("position at the input", BLUE),
-    "position_attention": ("position in the attention", "#7d55c9"),
-    "biases": ("biases", "#808a99"),
-    "softmax": ("remainder of the softmax", "#2a9d8f"),
-}
+ORIGINS = {name: (title, tint_of(tint)) for name, (title, tint) in _TEXTS["origins"].items()}
 _NUMBER = 10  # pixels
 _SPACED = {"ticks": "outside", "ticklen": 3, "tickcolor": "rgba(0,0,0,0)"}  # moves labels slightly away from a heat map
 _ANGLES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1)
@@ -70,16 +51,7 @@ class Fill(Sign):
 
 UNTOLD = Fill("untold", "content or coupled, not separable", "#9aa3b0", shape=".")
 FILLS = {
-    "position": Fill("position", "position", BLUE, ink="#ffffff"),
-    "content": Fill("content", "content", "#e58f24"),
-    "coupled": Fill("coupled", "coupled", "#2a9d8f", shape="/"),
-    "content-content": Fill("content-content", "content-content", "#e58f24"),
-    "content-position": Fill("content-position", "content-position", "#7d55c9", shape="/", ink="#ffffff"),
-    "position-content": Fill("position-content", "position-content", "#cc5f9c", shape="\\"),
-    "position-position": Fill("position-position", "position-position", BLUE, ink="#ffffff"),
-    "bias": Fill("bias", "bias", "#808a99", shape="."),
-    "content-offset": Fill("content-offset", "content-offset", "#2a9d8f", shape="x"),
-    "position-offset": Fill("position-offset", "position-offset", "#a47a34", shape="+"),
+    name: Fill(name, each["title"], tint_of(each["tint"]), **each["look"]) for name, each in _TEXTS["fills"].items()
 }
 
 
@@ -104,8 +76,8 @@ def render_structure(structure: RunStructure) -> str:
         strongest=_strongest,
         rotated=any(parts.branches for _, parts in _with_parts(structure)),
         kinds=KINDS,
-        named=NAMED,
-        split=SPLITS.get(structure.split, structure.split),
+        named={name: Template(text).substitute(pure=f"{PURE:.0%}") for name, text in _TEXTS["named"].items()},
+        split=_TEXTS["splits"].get(structure.split, structure.split),
         shown=SHOWN,
     )
 
@@ -187,10 +159,6 @@ Tables = dict[str, list[Float[np.ndarray, "H _P"]]]  # by row-centred logits and
 
 
 def _kinds(structure: RunStructure) -> Block:
-    caption = (
-        "One bar per head; shares add up to 100%. Position: logits of the mean content at each position. Content: "
-        "logits of the contents with distance averaged out. Coupled: the remainder, which depends on both together."
-    )
     tables: Tables = {}
     for which in SEEN:  # last column: 1 minus position, if content is unknown
         kinds = [parts.kinds[which] for _, parts in _with_parts(structure)]
@@ -199,7 +167,7 @@ def _kinds(structure: RunStructure) -> Block:
     if not any(np.isfinite(table[:, -1]).any() for each in tables.values() for table in each):
         fills.pop()
         tables = {which: [table[:, :-1] for table in each] for which, each in tables.items()}
-    return _bar_block(structure, "kinds", "Position, content, and coupled part", caption, tables, fills)
+    return _bar_block(structure, "kinds", tables, fills)
 
 
 def _parts(structure: RunStructure) -> Block:
@@ -213,20 +181,13 @@ def _parts(structure: RunStructure) -> Block:
     every = [np.abs(table) for each in tables.values() for table in each]
     large = [max(float(np.nanmax(table[:, x], initial=0)) for table in every) > SMALL for x in range(len(names))]
     small = [name for name, is_large in zip(names, large, strict=True) if not is_large]
-    caption = (
-        "Product of query and key, split by the parts of the two vectors: content-position is the query’s content "
-        "times the key’s position. Terms added by the encoding are separate parts. The split does not show the "
-        "dependence on distance: a rotation also acts on content-content."
-        + (f" Not shown, as never above {SMALL:.1%}: {listed(small)}." if small else "")
-    )
+    left_out = f" Not shown, as never above {SMALL:.1%}: {listed(small)}." if small else ""
     fills = [FILLS[name] for name, is_large in zip(names, large, strict=True) if is_large]
     tables = {which: [table[:, large] for table in each] for which, each in tables.items()}
-    return _bar_block(structure, "parts", "Products of content and position", caption, tables, fills)
+    return _bar_block(structure, "parts", tables, fills, words={"left_out": left_out})
 
 
-def _bar_block(
-    structure: RunStructure, name: str, title: str, caption: str, tables: Tables, fills: Sequence[Fill]
-) -> Block:
+def _bar_block(structure: RunStructure, name: str, tables: Tables, fills: Sequence[Fill], **more: Any) -> Block:
     """Views for row-centred logits and logits, a panel per layer; all panels share one axis."""
     ends = span([table for each in tables.values() for table in each])
     titles = [_title(layer) for layer, _ in _with_parts(structure)]
@@ -234,7 +195,7 @@ def _bar_block(
         View.of([Panel(at, _bars(shares, fills, ends)) for at, shares in zip(titles, tables[which], strict=True)], seen)
         for which, seen in SEEN.items()
     ]
-    return Block(name, title, caption, views, _width(structure), [*fills])
+    return _TEXTS.block(name, views, _width(structure), legend=[*fills], **more)
 
 
 def span(tables: Sequence[Float[np.ndarray, "H _P"]]) -> tuple[float, float]:
@@ -279,14 +240,7 @@ def _bars(shares: Float[np.ndarray, "H P"], fills: Sequence[Fill], ends: tuple[f
 
 def _distance(structure: RunStructure) -> Block:
     known = any(layer.parts for layer in structure.layers)
-    kernel = (
-        "Position kernel: logits of the mean query and mean key at two positions, averaged over all pairs at the same "
-        "distance. "
-    )
-    caption = (
-        f"{kernel if known else ''}Mean of the logits: over all sequences, by distance. A constant offset does not "
-        "change the softmax, so only the shape matters."
-    )
+    kernel = f"{_TEXTS['kernel']} " if known else ""
     groups = []
     for layer in structure.layers:
         parts, panels = layer.parts, []
@@ -303,7 +257,7 @@ def _distance(structure: RunStructure) -> Block:
         groups.append(Group(_title(layer), panels))
     if not known:
         groups = [Group("", [panel for group in groups for panel in group.panels])]
-    return Block("distance", "Logits by distance", caption, [View("", groups)], legend=_signs(structure))
+    return _TEXTS.block("distance", [View("", groups)], words={"kernel": kernel}, legend=_signs(structure))
 
 
 def _range(values: Float[np.ndarray, "H"]) -> str:
@@ -339,15 +293,15 @@ def _curves(xs: Int[np.ndarray, "D"], rows: Float[np.ndarray, "H D"], drawn: Flo
 
 def _symbols(structure: RunStructure) -> Block:
     known = any(layer.parts for layer in structure.layers)
-    title = "Symbol of the position kernel" if known else "Symbol of the mean logits by distance"
-    caption = (
-        "One curve per head: Fourier series of the Hermitian part under the window 1 − |δ|/N; dotted where negative, "
-        f"not shown below {DEPTH:.1%} of a panel’s maximum. φ = 0 is not on the logarithmic axis."
-    )
     panels = [
         Panel(_title(layer), symbol(layer.angles, layer.symbol), _kernel_ends(layer)) for layer in structure.layers
     ]
-    return Block("symbol", title, caption, [View.of(panels)], legend=_signs(structure))
+    return _TEXTS.block(
+        "symbol",
+        [View.of(panels)],
+        words={"depth": f"{DEPTH:.1%}", "of": "position kernel" if known else "mean logits by distance"},
+        legend=_signs(structure),
+    )
 
 
 def _kernel_ends(layer: LayerStructure) -> str:
@@ -390,11 +344,6 @@ def _curve(
 
 
 def _examples(structure: RunStructure) -> Block:
-    caption = (
-        "Heads whose logits are best explained by distance. Each diagonal of the right map is the mean of that "
-        "diagonal in the left map. Blue is negative, red positive. Every pair of maps has its own scale, which covers "
-        f"{WITHIN:.0%} of its logits."
-    )
     groups = []
     for layer in structure.layers:
         panels = []
@@ -408,7 +357,7 @@ def _examples(structure: RunStructure) -> Block:
             )
             panels.append(Panel(f"Head {head + 1}", pair(example, part), words))
         groups.append(Group(_title(layer), panels))
-    return Block("logits", "One sequence", caption, [View("", groups)])
+    return _TEXTS.block("logits", [View("", groups)], words={"share": f"{WITHIN:.0%}"})
 
 
 def diagonals_only(example: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
@@ -461,12 +410,15 @@ def _frequencies(structure: RunStructure) -> Block:
         View.of([Panel(_title(at), _frequency_map(each[which], limit, still=still)) for at, each in found], title)
         for which, title in SEEN.items()
     ]
-    caption = (
-        "Each head’s share (%) by RoPE frequency, from the fastest (1) to the slowest"
-        f"{', after the dimensions without rotation' if still else '; all dimensions are rotated'}. Red is positive, "
-        f"blue negative: the frequency counteracts the others. Colour scale: ±{limit:.0%}."
+    return _TEXTS.block(
+        "frequency",
+        views,
+        _width(structure),
+        words={
+            "others": ", after the dimensions without rotation" if still else "; all dimensions are rotated",
+            "limit": f"{limit:.0%}",
+        },
     )
-    return Block("frequency", "Shares by frequency", caption, views, _width(structure))
 
 
 def _frequency_map(branches: Float[np.ndarray, "H n1"], limit: float, *, still: bool) -> go.Figure:
@@ -500,10 +452,6 @@ def _frequency_map(branches: Float[np.ndarray, "H n1"], limit: float, *, still: 
 def _origins(structure: RunStructure) -> Block:
     """A bar for each part of the class logits; empty if not computed."""
     found = structure.origins
-    caption = (
-        "Logit of the predicted class, attributed by relevance propagation, mean over sequences. The remainder of the "
-        "softmax belongs to neither position nor content: weights sum to 1 for any logits."
-    )
     panels = []
     if found is not None:
         canvas, looks = Canvas(230, left=160), [ORIGINS[name] for name in found.parts]
@@ -525,4 +473,4 @@ def _origins(structure: RunStructure) -> Block:
             f"{found.error:.0e} of this sum."
         )
         panels.append(Panel("Parts of the mean logit", canvas.figure(bargap=0.35), words))
-    return Block("origins", "Attribution of class logits", caption, [View.of(panels)])
+    return _TEXTS.block("origins", [View.of(panels)])

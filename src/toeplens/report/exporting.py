@@ -25,6 +25,7 @@ from toeplens.report.kit.blocks import Block, Panel, Sign
 from toeplens.report.kit.canvas import untagged
 from toeplens.report.kit.colours import FAMILIES, HEAT, OTHER, PALETTE, head_look
 from toeplens.report.kit.tables import DASH, Cell, Table, slug
+from toeplens.studies.kit.claims import read_yaml
 
 Format = Literal["svg", "png", "pdf"]
 FORMATS: tuple[Format, ...] = ("svg", "png", "pdf")
@@ -246,35 +247,8 @@ def _plain(text: str) -> str:
 
 # ---- LaTeX -----------------------------------------------------------------------------------------------------------
 
-_SPECIAL = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "#": r"\#",
-    "%": r"\%",
-    "_": r"\_",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
-    "[": "{[}",  # otherwise LaTeX reads it as an option of the line break
-    "]": "{]}",
-    "`": r"\textasciigrave{}",
-    "'": r"\textquotesingle{}",
-}
-_GREEK = {"α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "ι": "iota", "λ": "lambda", "μ": "mu"}
-_GREEK |= {"π": "pi", "ρ": "rho", "σ": "sigma", "τ": "tau", "φ": "varphi", "ω": "omega", "θ": "theta"}
-_GREEK |= {"Δ": "Delta", "Σ": "Sigma", "Φ": "Phi", "Ω": "Omega"}
-_SIGNS = {"≤": "le", "≥": "ge", "≈": "approx", "≡": "equiv", "≠": "ne", "×": "times", "·": "cdot", "∘": "circ"}
-_SIGNS |= {"→": "rightarrow", "√": "surd", "∞": "infty", "±": "pm", "°": "{}^\\circ", "∑": "sum", "∅": "emptyset"}
-_RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-", strict=True))
-_PLAIN = {"–": "--", "—": "---", "−": "$-$", "…": r"\ldots{}", "’": "'", "‘": "`", "“": "``", "”": "''", "\u00a0": "~"}
-_MATH = {sign: f"${name if name[0] == '{' else chr(92) + name}$" for sign, name in (_GREEK | _SIGNS).items()}
-_ESCAPES = _SPECIAL | _PLAIN | _MATH | {sign: f"$^{{{digit}}}$" for sign, digit in _RAISED.items()}
+_TEX: dict[str, dict[str, str]] = read_yaml(Path(__file__).with_name("latex.yaml"))
+_ESCAPES = _TEX["text"] | {sign: f"${name}$" for sign, name in _TEX["math"].items()}
 
 _LONG = 40  # a column is wrapped if a cell has more characters
 _NARROW = 55  # characters per line of one text column

@@ -9,9 +9,9 @@ from toeplens.ground.lazy import lazy
 
 if TYPE_CHECKING:
     from toeplens.studies.auditing import Audit, audit
-    from toeplens.studies.kit.cells import Cell
     from toeplens.studies.kit.claims import Claim, Entry, Test, judge, judge_all
     from toeplens.studies.kit.results import CellResult, Key, Results
+    from toeplens.studies.kit.study import Cell
     from toeplens.studies.kit.verdicts import (
         ENOUGH,
         RULE,

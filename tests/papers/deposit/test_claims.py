@@ -12,7 +12,7 @@ from tests.papers.deposit.worlds import FAILS, HOLDS, IN_PART, TOLD, World, chan
 from toeplens.model import Protocol
 from toeplens.papers.deposit import CLAIMS as ALL
 from toeplens.papers.deposit import PARTS, claims_of
-from toeplens.papers.deposit.looks import LOOKS
+from toeplens.papers.deposit.measured import LOOKS
 from toeplens.studies import Entry, Finding, Results, Verdict, judge
 from toeplens.studies.kit.claims import findings
 from toeplens.training.presets import PROTOCOLS

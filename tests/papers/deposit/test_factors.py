@@ -11,7 +11,7 @@ from tests.papers.deposit.worlds import ablated
 
 from toeplens.lens import over_seeds
 from toeplens.model import Protocol
-from toeplens.papers.deposit.factors import (
+from toeplens.papers.deposit.measured import (
     FactorRow,
     concentrated,
     factor_table,
@@ -20,7 +20,7 @@ from toeplens.papers.deposit.factors import (
     left_over,
     strongest,
 )
-from toeplens.papers.deposit.labels import switches_of
+from toeplens.papers.deposit.spec import switches_of
 from toeplens.studies import CellResult, Key, Results
 from toeplens.training.presets import DISTANCE
 

@@ -9,7 +9,7 @@ import pytest
 from tests.papers.deposit.worlds import Layers, Model, changed, distance, results
 
 from toeplens.papers.deposit import claims_of, grid
-from toeplens.papers.deposit.labels import BASES, RUNGS
+from toeplens.papers.deposit.spec import BASES, RUNGS
 from toeplens.studies import Entry, Results, judge
 from toeplens.training.presets import PROTOCOLS
 

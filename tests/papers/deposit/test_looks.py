@@ -14,7 +14,7 @@ from tests.papers.deposit.worlds import LAYERS, NATS, SINGLE, SPREAD, Model, mad
 
 from toeplens.engine.head_watch import MOMENTS
 from toeplens.lens import HeadAblation
-from toeplens.papers.deposit.looks import END, Look, look_at
+from toeplens.papers.deposit.measured import END, Look, look_at
 from toeplens.studies import Key
 from toeplens.training.presets import COUNT, DISTANCE
 

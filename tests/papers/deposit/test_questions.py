@@ -8,17 +8,18 @@ import pytest
 
 from toeplens.model import Protocol, decoder_config
 from toeplens.papers.deposit import PARTS, SCALES, grid, title
-from toeplens.papers.deposit.labels import (
+from toeplens.papers.deposit.spec import (
+    FACTOR_BASES,
     PARTIAL,
     SWITCHES,
     TITLES,
     Label,
     model_fields,
     other_protocol,
+    places_of,
     switches_of,
     variant_title,
 )
-from toeplens.papers.deposit.questions import FACTOR_BASES, places_of
 from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS
 
 SIZES = {"d_model": 32, "d_ff": 16, "num_layers": 2, "num_heads": 4, "max_len": 12, "vocab_size": 16}

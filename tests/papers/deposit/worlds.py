@@ -18,7 +18,7 @@ from toeplens.lens.gradients import LevelSignal, Strength
 from toeplens.lens.toeplitz.spectrum import BiasSpread
 from toeplens.model import Protocol
 from toeplens.papers.deposit import Plan, Reproduction, accuracy_table, chosen_parts, claims_of
-from toeplens.papers.deposit.labels import TITLES
+from toeplens.papers.deposit.spec import TITLES
 from toeplens.studies import Cell, CellResult, Key, Results, judge
 from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS
 

@@ -16,7 +16,7 @@ from toeplens.lens import HeadAblation
 from toeplens.papers.positional_symbolic.claims import CLAIMS, Evidence
 from toeplens.studies import CellResult, Entry, Key, Results, Verdict, grid, judge_all
 from toeplens.studies.grid import measured as heads
-from toeplens.studies.grid.relations import family, relations
+from toeplens.studies.grid.measured import family, relations
 
 CHANCE = 0.1
 SCAN = (0.01, 0.1, 0.3, 1.0, 3.0)

@@ -21,12 +21,10 @@ from tests.sources.huggingface.models import GROUPED, tiny
 
 from toeplens.ground import InputError
 from toeplens.report.auditing.comparison import render_comparison, write_comparison
-from toeplens.report.auditing.figures import alike, bins, frequencies
-from toeplens.report.auditing.page import file_name, render_audit
+from toeplens.report.auditing.page import alike, bins, file_name, frequencies, render_audit
 from toeplens.studies.auditing import audit, words
 from toeplens.studies.auditing.record import COLUMNS, HeadRecord, LayerRecord
-from toeplens.studies.auditing.result import Audit, notebook_html, open_audit
-from toeplens.studies.auditing.sheets import NUMBERS, Scale
+from toeplens.studies.auditing.result import NUMBERS, Audit, Scale, notebook_html, open_audit
 
 NASTY = "<script>alert(1)</script>\"'&%{x}"
 ABOUT = {"model": "made/up", "class": "MadeUpModel", "model_type": "made-up", "parameters": 22713216}

@@ -12,7 +12,7 @@ from tests.studies import measures
 from toeplens.lens import HeadAblation
 from toeplens.studies import CellResult, Claim, Entry, Finding, Key, Results
 from toeplens.studies.grid import Grid, GridSpec, cells, grid_spec
-from toeplens.studies.grid.relations import relations
+from toeplens.studies.grid.measured import relations
 
 LAYERS, HEADS, SEEDS = 2, 3, 2
 TURNS = (1.0, 0.1, 0.0)  # radians a token; the last never turns

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plotly.offline import get_plotlyjs_version
 
-from toeplens.report.kit.dots import Series, dots
+from toeplens.report.kit.canvas import Series, dots
 from toeplens.report.kit.page import pack, packed_plotly, plotly
 
 

@@ -16,7 +16,7 @@ from toeplens.engine import ExecutionOptions
 from toeplens.ground import InputError, read_json
 from toeplens.studies import CellResult, grid
 from toeplens.studies.grid.spec import spec_from_yaml
-from toeplens.studies.kit.cells import jobs_of
+from toeplens.studies.kit.study import jobs_of
 from toeplens.training import Run
 
 SIZES: dict[str, Any] = {"d_model": 8, "d_ff": 8, "num_layers": 2, "num_heads": 2, "dropout": 0.0}

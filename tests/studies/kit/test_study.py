@@ -18,9 +18,8 @@ from toeplens.ground import InputError
 from toeplens.papers.deposit import Reproduction
 from toeplens.papers.mathematics import Theory
 from toeplens.studies import CellResult, grid
-from toeplens.studies.kit.cells import Cell, carried_out, gather_cells, jobs_of
 from toeplens.studies.kit.results import Key
-from toeplens.studies.kit.study import RUNS, read_study
+from toeplens.studies.kit.study import RUNS, Cell, carried_out, gather_cells, jobs_of, read_study
 from toeplens.training import Segment, Setup
 
 ABOUT = {"torch": "2.13", "cores": 2, "gpu": None}

@@ -20,7 +20,7 @@ from toeplens.report import render_probe
 from toeplens.sources.huggingface import AttentionCall, Change, captured, intervened, load_model
 from toeplens.studies.kit.questions import Writer
 from toeplens.studies.probing import Asked, ProbeRecord, open_probe, probe, save_probe
-from toeplens.studies.probing.record import ItemRecord
+from toeplens.studies.probing.probe import ItemRecord
 
 ASKED = Asked(lengths=(64, 80), depths=(0.0, 1.0), repeats=1, sequences=2, lists=2)
 CHANGES = (Change(layer=0, speed=0.0), Change(layer=1, heads=(1,), output="zero"))

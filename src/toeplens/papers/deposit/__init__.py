@@ -2,10 +2,9 @@
 
 from toeplens.ground.citations import Citation
 from toeplens.papers.deposit.claims import CLAIMS, claims_of
-from toeplens.papers.deposit.labels import title
-from toeplens.papers.deposit.questions import PARTS, SCALES, Scale, chosen_parts
+from toeplens.papers.deposit.measured import PAPER_TABLE_1, Row, accuracy_table
+from toeplens.papers.deposit.spec import PARTS, SCALES, Scale, chosen_parts, title
 from toeplens.papers.deposit.study import Plan, Reproduction, gather, grid, planned, reproduce
-from toeplens.papers.deposit.tables import PAPER_TABLE_1, Row, accuracy_table
 
 __all__ = [
     "CLAIMS",

@@ -16,13 +16,24 @@ from toeplens.ground.machine import MOST_SEEDS, within
 from toeplens.ground.records import Record
 from toeplens.model import Protocol, decoder_config
 from toeplens.papers.deposit.claims import claims_of
-from toeplens.papers.deposit.labels import RUNGS, TITLES, Label, model_fields, other_protocol, title
-from toeplens.papers.deposit.questions import CORE, SCALES, Scale, chosen_parts, measures_of, places_of
-from toeplens.papers.deposit.tables import Row, accuracy_table
-from toeplens.studies.kit.cells import Cell, Gathered, jobs_of
+from toeplens.papers.deposit.measured import Row, accuracy_table
+from toeplens.papers.deposit.spec import (
+    CORE,
+    RUNGS,
+    SCALES,
+    TITLES,
+    Label,
+    Scale,
+    chosen_parts,
+    measures_of,
+    model_fields,
+    other_protocol,
+    places_of,
+    title,
+)
 from toeplens.studies.kit.claims import judge
 from toeplens.studies.kit.results import Key, Seeds
-from toeplens.studies.kit.study import RUNS, of_runs
+from toeplens.studies.kit.study import RUNS, Cell, Gathered, jobs_of, of_runs
 from toeplens.training import RunSpec, run_spec
 from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS, starting_spec
 
@@ -113,18 +124,15 @@ class Reproduction(Gathered):
 
     @classmethod
     def planned(cls, request: Plan) -> Plan:
-        """The plan, with its parts in order."""
         choose("scale", request.scale, SCALES)
         return replace(request, parts=chosen_parts(request.parts))
 
     @classmethod
     def cells(cls, plan: Plan) -> list[Cell]:
-        """The grid."""
         return plan.cells()
 
     @classmethod
     def judged(cls, plan: Plan, **gathered: Any) -> Self:
-        """The state with its table and claims."""
         results = gathered["results"]
         entries = judge(claims_of(plan.parts), results, plan.protocols)
         return cls(**gathered, plan=plan, entries=entries, table=accuracy_table(results, plan.protocols))

@@ -17,24 +17,14 @@ from toeplens.papers.mathematics.study import Theory
 from toeplens.papers.mathematics.trained import STATES
 from toeplens.report.kit.blocks import Block, Panel, Sign, View, numbered
 from toeplens.report.kit.canvas import Canvas, plain
-from toeplens.report.kit.colours import BLUE, GREEN, GREY, ORANGE, PINK, RED
-from toeplens.report.kit.page import Page, ledger, ledger_table, write_report
+from toeplens.report.kit.colours import BLUE, PINK, RED, TINTS
+from toeplens.report.kit.page import Page, ledger, ledger_table
 from toeplens.studies import RULE
 from toeplens.studies.kit.claims import read_yaml
 from toeplens.studies.kit.verdicts import OPEN
 
 _TEXTS = read_yaml(Path(__file__).with_name("page.yaml"))
-Curve = tuple[str, str, str, Iterable[Any], Iterable[Any]]  # title, colour, dash, and the points
-
-
-def write_theory(theory: Theory) -> Path:
-    """Write the study's page to ``report.html`` in its directory; returns its path."""
-    return write_report(theory.directory, render_theory(theory))
-
-
-def render_theory(theory: Theory) -> str:
-    """The page as one self-contained HTML document. Deterministic."""
-    return theory_page(theory).html()
+Points = tuple[Iterable[Any], Iterable[Any]]  # of a curve: x and y
 
 
 def theory_page(theory: Theory) -> Page:
@@ -67,12 +57,17 @@ def _panel(plot: str, canvas: Canvas, legend: Sequence[Sign], **words: Any) -> P
     return Panel(Template(own["title"]).substitute(words), canvas.figure(), own["shows"], legend=legend)
 
 
-def _plot(plot: str, curves: Sequence[Curve], mode: str = "lines+markers", **words: Any) -> Panel:
-    canvas = Canvas(270)
-    for name, tint, dash, xs, ys in curves:
-        points, marker = (map(float, xs), plain(list(ys), 5)), {"color": tint, "size": 6}
-        canvas.lines(*points, tint, "%{x:.4g}: %{y:.4g}", dash=dash, mode=mode, marker=marker, name=name)
-    return _panel(plot, canvas, [Sign("", name, tint, dash=dash) for name, tint, dash, _, _ in curves], **words)
+def _plot(
+    plot: str, points: Iterable[Points], mode: str = "lines+markers", numbers: Sequence[int] = (), **words: Any
+) -> Panel:
+    """Curves with their titles, colours and dashes in page.yaml, where ``$n`` is one of ``numbers`` each."""
+    canvas, signs = Canvas(270), []
+    for place, ((title, tint, dash), (xs, ys)) in enumerate(zip(_TEXTS["plots"][plot]["curves"], points, strict=False)):
+        sign = Sign("", Template(title).substitute(n=numbers[place] if numbers else ""), TINTS[tint], dash=dash)
+        told = {"name": sign.title, "mode": mode, "marker": {"color": sign.tint, "size": 6}}
+        canvas.lines(map(float, xs), plain(list(ys), 5), sign.tint, "%{x:.4g}: %{y:.4g}", dash=dash, **told)
+        signs.append(sign)
+    return _panel(plot, canvas, signs, **words)
 
 
 def _means(records: list[Record], *path: str) -> np.ndarray:
@@ -81,62 +76,28 @@ def _means(records: list[Record], *path: str) -> np.ndarray:
 
 
 def _filling(records: list[Record]) -> list[Panel]:
-    holes, tints = records[0]["holes"], (GREY, GREEN, ORANGE, PINK)
-    rows = zip(holes["degrees"], tints, _means(records, "holes", "lengths"), strict=True)
-    return [_plot("holes", [(f"degree {degree}", tint, "solid", holes["sizes"], row) for degree, tint, row in rows])]
+    holes, rows = records[0]["holes"], _means(records, "holes", "lengths")
+    return [_plot("holes", [(holes["sizes"], row) for row in rows], numbers=holes["degrees"])]
 
 
 def _contraction(records: list[Record]) -> list[Panel]:
     sizes, searched = records[0]["sizes"], records[0]["free"]["searched_sizes"]
     example, index = sizes["example"], range(1, len(sizes["example"]["w"]) + 1)
-    found, known, bound = (_means(records, "free", f"ratio_{kind}") for kind in ("found", "known_positive", "bound"))
-    tints, rows = (GREY, GREEN, ORANGE, PINK, BLUE), _means(records, "sizes", "width_ratio")
+    ratios = [(searched, _means(records, "free", f"ratio_{kind}")) for kind in ("found", "known_positive", "bound")]
+    rows = [(sizes["head_dims"], row) for row in _means(records, "sizes", "width_ratio")]
     return [
-        _plot(
-            "random-w",
-            [
-                ("W, and W∘E of one frequency", GREY, "solid", index, sorted(example["w"])),
-                ("W∘Ē, the mean over frequencies", BLUE, "solid", index, sorted(example["mean"])),
-            ],
-            "lines",
-        ),
-        _plot(
-            "free",
-            [
-                ("widest found, W positive definite", PINK, "solid", searched, found),
-                ("widest found, symbol of W positive too", ORANGE, "dash", searched, known),
-                ("upper bound √(N/2)", GREY, "dot", searched, bound),
-            ],
-        ),
-        _plot(
-            "rope",
-            [
-                (f"N = {n}", tint, "solid", sizes["head_dims"], row)
-                for n, tint, row in zip(sizes["lengths"], tints, rows, strict=False)
-            ],
-        ),
+        _plot("random-w", [(index, sorted(example[name])) for name in ("w", "mean")], "lines"),
+        _plot("free", ratios),
+        _plot("rope", rows, numbers=sizes["lengths"]),
     ]
 
 
 def _phases(records: list[Record]) -> list[Panel]:
     ranges, symbols = records[0]["ranges"], records[0]["toeplitz"]
-    angles, program = symbols["angles"], _means(records, "ranges", "ratio_program")
+    program = ranges["sizes"], _means(records, "ranges", "ratio_program")
     return [
-        _plot(
-            "ranges",
-            [
-                ("widest f found by search", PINK, "solid", ranges["sizes"], program),
-                ("widest known f", ORANGE, "dash", ranges["fejer_sizes"], ranges["ratio_fejer"]),
-            ],
-        ),
-        _plot(
-            "symbols",
-            [
-                ("W = T(3, 1, 1, 0, ..)", GREY, "solid", angles, symbols["w"]["symbol"]),
-                ("W∘E", PINK, "solid", angles, symbols["product"]["symbol"]),
-            ],
-            "lines",
-        ),
+        _plot("ranges", [program, (ranges["fejer_sizes"], ranges["ratio_fejer"])]),
+        _plot("symbols", [(symbols["angles"], symbols[name]["symbol"]) for name in ("w", "product")], "lines"),
     ]
 
 
@@ -164,52 +125,33 @@ def _heads(records: list[Record]) -> list[Panel]:
 
 
 def _expressiveness(records: list[Record]) -> list[Panel]:
-    encodings = {
-        "additive": ("additive, this width (found)", RED, "solid"),
-        "bound": ("additive, any width (exact)", GREY, "dash"),
-        "rotary": ("RoPE, this width (found)", BLUE, "solid"),
-        "one_angle": ("one angle only (found)", GREEN, "dot"),
-    }
-
-    def shares(width: int, key: str) -> tuple[list[float], np.ndarray]:
+    def shares(width: int, key: str) -> Points:
         rows = [[row for row in each["rows"] if (row["family"], row["width"]) == ("random", width)] for each in records]
         return [row["constraints"] for row in rows[0]], np.mean(
             [[row["means"][key][0] for row in own] for own in rows], 0
         )
 
     return [
-        _plot("random-signs", [(*encoding, *shares(width, key)) for key, encoding in encodings.items()], width=width)
+        _plot("random-signs", [shares(width, key) for key in ("additive", "bound", "rotary", "one_angle")], width=width)
         for width in sorted({row["width"] for row in records[0]["rows"] if row["width"] >= 4})[:3]
     ]
 
 
 def _estimators(records: list[Record]) -> list[Panel]:
-    sizes = records[0]["levinson"]["sizes"]
-    contents = (("separate content", BLUE, "own"), ("content shared by query and key", PINK, "shared"))
-    return [
-        _plot(
-            "levinson",
-            [
-                (name, tint, "solid", sizes, np.maximum(_means(records, "levinson", kind, key), 1e-16))
-                for name, tint, kind in contents
-            ],
-            what=what,
-        )
-        for key, what in (
-            ("predictor", "predictor of a planted kernel"),
-            ("frequencies", "frequencies of planted sinusoids"),
-        )
-    ]
+    def errors(kind: str, key: str) -> Points:
+        return records[0]["levinson"]["sizes"], np.maximum(_means(records, "levinson", kind, key), 1e-16)
+
+    plots = (("predictor", "predictor of a planted kernel"), ("frequencies", "frequencies of planted sinusoids"))
+    return [_plot("levinson", [errors(kind, key) for kind in ("own", "shared")], what=what) for key, what in plots]
 
 
 def _manifold(records: list[Record]) -> list[Panel]:
-    def errors(encoding: str) -> tuple[list[int], list[Any]]:
+    def errors(encoding: str) -> Points:
         rows = [row for record in records for row in record["tables"] if row["encoding"] == encoding]
         widths = sorted({row["width"] for row in rows})
         return widths, [np.mean([row["neighbour_error"] for row in rows if row["width"] == width]) for width in widths]
 
-    encodings = (("sinusoidal", BLUE, "solid"), ("learned", PINK, "dash"), ("random-fixed", GREY, "solid"))
-    return [_plot("tables", [(*encoding, *errors(encoding[0])) for encoding in encodings])]
+    return [_plot("tables", map(errors, ("sinusoidal", "learned", "random-fixed")))]
 
 
 _SECTIONS: dict[str, Callable[[list[Record]], list[Panel]]] = {

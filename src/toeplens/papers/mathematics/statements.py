@@ -106,13 +106,13 @@ def tally(margins: Sequence[float] | Float[np.ndarray, "..."], at_most: float = 
 def claims_on(experiments: Sequence[Experiment]) -> tuple[Claim[Records], ...]:
     """The claims of statements.yaml, in its order: a test whose name starts with "not" has to fail."""
     words = {"universal": UNIVERSAL, **DATA["words"]}
+
+    def negated(part: Part, records: Records) -> list[Finding]:
+        return [replace(opposite(finding), evidence=f"not: {finding.evidence}") for finding in part(records)]
+
     known = {
-        each.name: {**each.parts, **{f"not {n}": partial(_negated, p) for n, p in each.parts.items()}}
+        each.name: {**each.parts, **{f"not {n}": partial(negated, p) for n, p in each.parts.items()}}
         for each in experiments
     }
     claims = ((claim, known[name]) for name, each in DATA["experiments"].items() for claim in each["claims"])
     return tuple(claim_of(claim, parts, words) for claim, parts in claims)
-
-
-def _negated(part: Part, records: Records) -> list[Finding]:
-    return [replace(opposite(finding), evidence=f"not: {finding.evidence}") for finding in part(records)]

@@ -88,12 +88,10 @@ class Theory(State):
 
     @classmethod
     def planned(cls, request: Asked) -> tuple[str, int]:
-        """The scale and the number of seeds."""
         return choose("scale", request.scale, PRESETS), request.seeds
 
     @classmethod
     def read(cls, directory: Path, plan: tuple[str, int], environment: dict[str, Any]) -> Theory:
-        """The records in a directory."""
         found: dict[str, dict[Path | str, Any]] = {}
         for name in (*EXPERIMENTS, heads.name):
             paths = [_path(directory, name, seed) for seed in _numbers(plan[1])]
@@ -103,7 +101,6 @@ class Theory(State):
 
     @classmethod
     def reread(cls, kept: Kept, plan: tuple[str, int]) -> Theory:
-        """The records in a results.json."""
         found = kept.content.get("records")
         if not isinstance(found, dict) or not all(isinstance(each, list) for each in found.values()):
             raise InputError(f"study: {kept.path} is damaged: records must be lists by experiment.")
@@ -114,11 +111,9 @@ class Theory(State):
         return _judged(kept.head, plan, places)
 
     def asked(self) -> dict[str, Any]:
-        """The models' scale and the number of seeds."""
         return {"scale": self.scale, "seeds": self.seeds}
 
     def found(self) -> dict[str, Any]:
-        """The records."""
         return {"records": self.records}
 
 

@@ -77,7 +77,10 @@ def _model(model: Decoder, spec: RunSpec) -> dict[str, Any]:
     found: dict[str, Any] = defaultdict(list)
     for layer in trace:
         if layer.encoding.coupling == "input":
-            measured = {"position_toeplitz": _position_gram(trace, layer)}
+            # of the position-position part of the logits over all pairs; exact only at the input
+            p, key_p = position_parts(trace, layer, "input" if layer.layer == 0 else "mean")
+            options = {"causal": False, "lengths": layer.kept_lengths, "layout": "bhnd"}
+            measured = {"position_toeplitz": toeplitz_profile(*layer.part(p, key_p), **options).pooled(0).share}
         else:
             measured = {name: values for name, values in vars(contraction(layer)).items() if values.isfinite().all()}
             measured |= _phases(layer)
@@ -111,13 +114,6 @@ def _phases(layer: LayerTrace) -> dict[str, np.ndarray]:
         rows.append((phased.error, phased.coherence, phased.concentration, phased.modulus[:, 1]))
     names = ("phase_error", "coherence", "concentration", "modulus")
     return dict(zip(names, np.mean(rows, axis=0), strict=True))
-
-
-def _position_gram(trace: AttentionTrace, layer: LayerTrace) -> Tensor:
-    """Toeplitz share of the position-position part of the logits over all pairs; exact only at the input."""
-    p, key_p = position_parts(trace, layer, "input" if layer.layer == 0 else "mean")
-    q, k = layer.part(p, key_p)
-    return toeplitz_profile(q, k, causal=False, lengths=layer.kept_lengths, layout="bhnd").pooled(0).share
 
 
 def _means(records: Records, model: str, name: str, layers: slice = slice(None)) -> list[float]:

@@ -20,7 +20,7 @@ import numpy as np
 from toeplens import encodings
 from toeplens.lens.kit.intervals import spearman
 from toeplens.studies.grid import measured as heads
-from toeplens.studies.grid.relations import FIGURES, Relation
+from toeplens.studies.grid.measured import FIGURES, Relation
 from toeplens.studies.grid.spec import Column
 from toeplens.studies.grid.study import Evidence
 from toeplens.studies.kit.claims import MARGIN, Claim, Test, claim_of, left_out, read_yaml

@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 
 from toeplens.ground.outputs import write_page
-from toeplens.report.auditing.figures import alike, bands_of_both, tints
-from toeplens.report.auditing.page import chosen, sees
+from toeplens.report.auditing.page import TEXTS, alike, bands_of_both, chosen, sees, tints
 from toeplens.report.kit.blocks import Block, Panel, Sign, View, numbered
 from toeplens.report.kit.canvas import Canvas, plain, untagged
 from toeplens.report.kit.colours import BLUE, ORANGE
 from toeplens.report.kit.page import PAGE, render_page
 from toeplens.studies.auditing import words
 from toeplens.studies.auditing.record import COLUMNS, LayerRecord
-from toeplens.studies.auditing.result import Audit
-from toeplens.studies.auditing.sheets import (
+from toeplens.studies.auditing.result import (
     NUMBERS,
+    Audit,
     Scale,
     Values,
     changes,
@@ -40,14 +39,6 @@ _TINTS = (BLUE, ORANGE)
 _BINS = 20
 _INPUT = ("text", "sequences", "tokens", "seed")
 _FREQUENCIES = "fastest and slowest frequency"
-_TELLING = {  # columns of the summary, with their titles
-    "effect": "Effect",
-    "previous": "Attention on the previous token",
-    "induction": "Attention on tokens after an earlier copy (induction)",
-    "positional": "Positional share",
-    "symbolic": "Symbolic share",
-    "distance": "Mean distance",
-}
 _PASSING = ("seconds", "command", "input", "request")  # settings that are not compared
 
 
@@ -151,11 +142,7 @@ def _scatter(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: tu
         if (size := sqrt(float(x @ x) * float(y @ y))) > 0:  # otherwise one of them is constant
             text += f" Correlation: {words.told(float(x @ y) / size, 2)}."
         views.append(View.of([Panel(COLUMNS[name], canvas.figure(), text)], title(name)))
-    caption = (
-        f"One mark per head: x is its value in {names[0]}, y its value in {names[1]}. The dotted diagonal means no "
-        "change. Colour: first layer (blue) to last layer (orange)."
-    )
-    return Block("pairs", "Each head in both models", caption, views)
+    return TEXTS.block("pairs", views, words={"first": names[0], "second": names[1]})
 
 
 def _distributions(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: tuple[str, str]) -> Block:
@@ -182,16 +169,15 @@ def _distributions(pair: tuple[Audit, Audit], values: tuple[Values, Values], nam
         canvas.y("share of heads", tickformat=".0%")
         panel = Panel(COLUMNS[name], canvas.figure(barmode="group", bargap=0.15), f"{'; '.join(told)}.")
         views.append(View.of([panel], title(name)))
-    caption = "Histograms of the heads of each model. The models have different numbers of layers or heads."
     signs = [Sign(f"side-{i}", name, _TINTS[i], "■") for i, name in enumerate(names)]
-    return Block("pairs", "Distribution over heads", caption, views, "full", legend=signs)
+    return TEXTS.block("pairs", views, "full", text="distributions", legend=signs)
 
 
 def _findings(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: tuple[str, str]) -> Iterator[str]:
     """The largest change in each column of the summary."""
     one, other = values
     called = words.Names.of(pair[0])
-    for name, words_of in _TELLING.items():
+    for name, words_of in TEXTS["summary"].items():
         moved = changes(one, other).get(name, [])
         known = [(abs(value), i) for i, value in enumerate(moved) if value is not None]
         if not known:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from math import log10, nan
 
 import numpy as np
@@ -11,6 +11,7 @@ from toeplens.engine import LengthResult
 from toeplens.ground.words import listed, signed
 from toeplens.report.grid.look import (
     Spread,
+    block,
     draw_lines,
     encoding_looks,
     finished,
@@ -108,16 +109,7 @@ def plane(state: Grid) -> Block:
         }
         panels = [Panel(title, canvas.figure()) for title, canvas in drawn.items() if len(canvas.traces) > 1]
         views.append(View.of(panels, "all tasks" if len(some) > 1 else state.spec.title_of(some[0])))
-    caption = (
-        "Shares of the variance of a head’s logits that are explained by the position of keys (positional), by their "
-        "content (symbolic), and only by both together (interaction). The three add up to 1; the distance from the "
-        "slanted side is the interaction. Left: one mark per head; larger marks have a larger accuracy drop when "
-        "ablated. Right: one mark per encoding and task, the mean over heads weighted by ablation effect on the loss, "
-        "and over seeds (rings: single seeds, if one task is shown). The shares describe logits, not function: heads "
-        f"without an ablation effect often look symbolic. Models with less than {SKILLED:.0%} skill and scans are not "
-        "shown. Click an encoding to hide or show it."
-    )
-    return Block("plane", "Positional and symbolic shares", caption, views, legend=signs(state, views))
+    return block("plane", views, words={"skill": f"{SKILLED:.0%}"}, legend=signs(state, views))
 
 
 def _heads(state: Grid, models: _Models) -> Canvas:
@@ -148,14 +140,15 @@ def _means(state: Grid, models: _Models, *, rings: bool) -> Canvas:
         if not rows:
             continue
         if rings and len(rows[0][1]) > 1:
-            x, y = zip(*rows[0][1], strict=True)
+            x, y = ([round(value, 4) for value in values] for values in zip(*rows[0][1], strict=True))
             ring = {"color": one.tint, "symbol": "circle-open", "size": 6}
-            canvas.marks(_rounded(x), _rounded(y), ring, hoverinfo="skip", meta=one.key)
-        x, y = zip(*(np.mean(each, axis=0) for _, each in rows), strict=True)
+            canvas.marks(x, y, ring, hoverinfo="skip", meta=one.key)
+        means = zip(*(np.mean(each, axis=0).tolist() for _, each in rows), strict=True)
+        x, y = ([round(value, 4) for value in values] for values in means)
         one.add(
             canvas,
-            _rounded(x),
-            _rounded(y),
+            x,
+            y,
             "%{customdata[0]}<br>positional %{customdata[1]}<br>symbolic %{customdata[2]}",
             marker={"size": 10, "opacity": 0.85},
             customdata=[
@@ -164,10 +157,6 @@ def _means(state: Grid, models: _Models, *, rings: bool) -> Canvas:
             ],
         )
     return canvas
-
-
-def _rounded(values: Iterable[float]) -> list[float]:
-    return [round(float(value), 4) for value in values]
 
 
 # ---- during training -------------------------------------------------------------------------------------------------
@@ -197,13 +186,8 @@ def training(state: Grid) -> Block:
             canvas.y("", range=[-0.02, 1.04], tickformat=".0%")
             panels.append(Panel(state.spec.title_of(task), canvas.figure()))
         views.append(View.of(panels, encoding.title))
-    caption = (
-        "Shares of the head whose ablation increases the loss most after training, at every checkpoint, together with "
-        "the accuracy of the model (on the few examples used for probing during training). Mean over seeds, each with "
-        "its own head; bands show the range. For models without skill only the accuracy is shown."
-    )
     legend = [one.sign for one in _LINES.values()]
-    return Block("training", "The most important head during training", caption, views, "medium", legend)
+    return block("training", views, "medium", legend=legend)
 
 
 def followed(cell: CellResult, name: str) -> list[tuple[int, float]]:
@@ -245,13 +229,10 @@ def scans(state: Grid) -> Block:
         part = state.spec.encodings[label]
         panels = [panel for title in _SCANS if (panel := _scan(state, columns, title))]
         groups.append(Group(f"{part.title or label}, by {next(iter(part.scan))}", panels))
-    caption = (
-        "Models that differ only in one option; one line per task, mean over seeds, bands show the range. Left: test "
-        "accuracy. Right: positional (solid) and symbolic share (dashed) of the heads, weighted by ablation effect, of "
-        f"models with at least {SKILLED:.0%} skill. Click a task to hide or show it."
-    )
     views = [View("", [group for group in groups if group.panels])]
-    return Block("scan", "Scans of one option", caption, views, legend=legend(task_looks(state.spec).values(), views))
+    return block(
+        "scan", views, words={"skill": f"{SKILLED:.0%}"}, legend=legend(task_looks(state.spec).values(), views)
+    )
 
 
 def _scan(state: Grid, columns: Sequence[Column], title: str) -> Panel | None:
@@ -294,14 +275,9 @@ def centres(state: Grid) -> Block:
         canvas.y("positional share", range=[-0.04, 1.04])
         if canvas.traces:
             panels.append(Panel(title, canvas.figure()))
-    caption = (
-        "Heads with rotation, of models with skill: mean log₂ frequency, weighted by the share of the logits’ variance "
-        "in each frequency, against the positional share. 0 octaves are 1 rad per position, −1 octave is half of that. "
-        "Larger marks have a larger accuracy drop when ablated. Click a task to hide or show it."
-    )
     views = [View.of(panels)]
     signs = legend(looks.values(), views)
-    return Block("centre", "Frequency use and positional share", caption, views, legend=signs)
+    return block("centre", views, legend=signs)
 
 
 def bands(state: Grid) -> Block:
@@ -315,13 +291,8 @@ def bands(state: Grid) -> Block:
             canvas.x("rad per position", type="log", dtick=1)
             canvas.y("nats", rangemode="tozero")
             panels.append(encoding.panel(canvas.figure()))
-    caption = (
-        "Increase of the cross-entropy when one frequency of one head is frozen, summed over heads and layers. One "
-        "line per task, mean over models with skill, bands show the range over seeds. Frequencies of 0 are not shown. "
-        "Each panel has its own scale. Click a task to hide or show it; the axis adapts to the others."
-    )
     views = [View.of(panels)]
-    return Block("bands", "Effect of freezing each frequency", caption, views, "medium", legend(tasks.values(), views))
+    return block("bands", views, "medium", legend=legend(tasks.values(), views))
 
 
 def worth(cell: CellResult) -> dict[float, float]:
@@ -366,15 +337,9 @@ def lengths(state: Grid) -> Block:
         canvas.y("", range=[low * 1.05 - 0.02, 1.05], tickformat=".0%")
         if canvas.traces or cannot:
             panels.append(Panel(state.spec.title_of(task), canvas.figure(), "" if canvas.traces else cannot))
-    caption = (
-        "Skill on test sequences of the training length and longer, mean over seeds. Skill is the accuracy above the "
-        "length-only baseline, relative to the maximum possible gain: 100% means all correct, 0 no better than the "
-        "baseline. Lengths that a task or a model does not support are listed below. Click an encoding to hide or "
-        "show it."
-    )
     missing = [f"{state.spec.title_of(task)}: {why}" for task in state.spec.tasks if (why := _cannot(state, task))]
     views = [View.of(panels, note=" ".join(missing))]
-    return Block("lengths", "Skill by sequence length", caption, views, "medium", signs(state, views))
+    return block("lengths", views, "medium", legend=signs(state, views))
 
 
 def _rows(cell: CellResult) -> tuple[LengthResult, ...]:
@@ -412,11 +377,7 @@ def relations(state: Grid) -> Block:
         for figure, (title, _) in FIGURES.items()
         if any(relation.figure == figure for relation in every)
     ]
-    caption = (
-        "One mark per model with skill: a property of its heads against its skill on longer sequences, relative to "
-        "the training length. Dotted: 100% and 0%. Click an encoding to hide or show it."
-    )
-    return Block("relations", "Correlates of length extrapolation", caption, views, legend=signs(state, views))
+    return block("relations", views, legend=signs(state, views))
 
 
 def _scatter(state: Grid, relation: Relation, title: str) -> Panel:

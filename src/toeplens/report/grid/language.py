@@ -12,7 +12,19 @@ from jaxtyping import Float
 
 from toeplens.engine.language import AtLength
 from toeplens.ground.words import fixed, listed, percent, whole
-from toeplens.report.grid.look import Cells, Spread, Spreads, draw_lines, every, line, signs, spreads, times, viewed
+from toeplens.report.grid.look import (
+    Cells,
+    Spread,
+    Spreads,
+    block,
+    draw_lines,
+    every,
+    line,
+    signs,
+    spreads,
+    times,
+    viewed,
+)
 from toeplens.report.kit.blocks import Block, Panel, Ramp, View
 from toeplens.report.kit.canvas import Canvas, Look, heat, untagged
 from toeplens.report.kit.colours import PALETTE
@@ -52,14 +64,7 @@ def by_length(state: Grid) -> Block:
                 ],
             )
             views.append(View.of(_length_panels(lines, part), viewed(task, title), _counted(cells)))
-    caption = (
-        "Bits per byte on held-out documents by text length, in multiples of the training length; lower is better. One "
-        "line per encoding, mean over seeds; bands show the range over seeds, not over documents. End of the text: the "
-        "last half training length, the same tokens at every length, so a rising line shows the harm of a longer "
-        "context. Whole text: all tokens, which differ between lengths; compare encodings, not lengths. Sliding "
-        "window: a window of the training length that moves by half its size. Click an encoding to hide or show it."
-    )
-    return Block("bits", "Bits per byte by length", caption, views, legend=signs(state, views))
+    return block("bits", views, legend=signs(state, views))
 
 
 def _lengths(*cells: CellResult) -> list[AtLength]:
@@ -120,14 +125,7 @@ def by_position(state: Grid) -> Block:
             if lines:
                 panels.append(_position_panel(lines, names, trained, after))
         views.append(View.of(panels, task, _counted(cells)))
-    caption = (
-        "Loss of a token by its position in the longest evaluated texts; lower is better. Positions are binned: 1, 2, "
-        "3–4, 5–8 and so on. Mean over seeds, bands show the range. A falling line means that more context helps; a "
-        "rise beyond the training length shows where the encoding fails. Bins contain different tokens, so small steps "
-        "may come from the texts. All encodings read the same texts; an encoding with a smaller maximum length reads "
-        "only their ends. Click an encoding to hide or show it."
-    )
-    return Block("positions", "Loss by position", caption, views, legend=signs(state, views))
+    return block("positions", views, legend=signs(state, views))
 
 
 def _bins(cell: CellResult) -> list[tuple[float, float, str]]:
@@ -166,16 +164,8 @@ def needles(state: Grid) -> Block:
             panels = [_needle_map(one, found, guesses[-1], bits=name == "bits") for one, found in cells.items()]
             views.append(View.of(panels, viewed(task, title)))
     told = f" (accuracy {percent(guesses[0])}, {log2(1 / guesses[0]):.2f} bits)" if guesses else ""
-    caption = (
-        "A random key and its value are inserted into a text, and the key is repeated at the end. Can the model "
-        "predict the value? Columns: length of the text. Rows: depth of the needle, from 0% (beginning) to 100% (just "
-        "before the question). Numbers: accuracy on the value’s tokens (%), or bits per token; mean over seeds. The "
-        f"neutral colour is chance level among the letters in use{told}; warm colours are better. Lengths right of 1 "
-        "exceed the training length. Each cell has few needles, so single cells are noisy. The reasons for empty "
-        "cells are listed below."
-    )
     ramp = Ramp("below chance", "all correct")
-    return Block("needles", "Needles by depth and length", caption, views, "medium", ramp=ramp)
+    return block("needles", views, "medium", words={"chance": told}, ramp=ramp)
 
 
 def _needle_map(one: Look, cells: Sequence[CellResult], guess: float, *, bits: bool) -> Panel:
@@ -219,14 +209,7 @@ def copies(state: Grid) -> Block:
     for task, cells in every(state, "copying"):
         panels = [_copies_panel(cells, accuracy=False), _copies_panel(cells, accuracy=True)]
         views.append(View.of([panel for panel in panels if panel], task))
-    caption = (
-        "A span of one document is inserted twice into another text. Gain: bits per token saved at the second copy "
-        "(after its first few tokens), compared with a different span in place of the first copy. Accuracy: share of "
-        "correctly predicted tokens. The x axis is the distance of the copies in training lengths; distances beyond 1 "
-        "were never seen in training. Mean over seeds, bands show the range. Dashed: 0 and the training length. A "
-        "model that is too small or too briefly trained to copy says nothing about its encoding."
-    )
-    return Block("copies", "Copying by distance", caption, views, legend=signs(state, views))
+    return block("copies", views, legend=signs(state, views))
 
 
 def _copies_panel(cells: Cells, *, accuracy: bool) -> Panel | None:
@@ -269,17 +252,8 @@ def kinds(state: Grid) -> Block:
         for weight, title, axis, share in _KINDS:
             panels = [_kind_panel(one, found, weight, axis, share) for one, found in cells.items()]
             views.append(View.of([panel for panel in panels if panel], viewed(task, title)))
-    caption = (
-        "One mark per head and seed. x: attention on the previous token (on test texts), or on the token after an "
-        "earlier copy of the query token (on random tokens repeated once). y: share of the variance of the head’s "
-        f"logits explained by the position (positional) or content (symbolic) of keys. Large marks: the {TOP} heads of "
-        "a model with the most such attention, which the claims are about. A positional head need not be a "
-        "previous-token head; if all marks are far left, no head of this type was learned. For encodings that act "
-        "only at the input, the positional share comes from position in the token vectors. Click a layer to hide or "
-        "show it."
-    )
     signs = [_layer_look(layer).sign for layer in range(layers)]
-    return Block("kinds", "Head types", caption, views, "medium", legend=signs)
+    return block("kinds", views, "medium", words={"top": TOP}, legend=signs)
 
 
 def _layer_look(layer: int) -> Look:
@@ -326,15 +300,8 @@ def position(state: Grid) -> Block:
     """Each head's share of the effects of removing position; a map per encoding."""
     top = _top(state, position_shares)
     views = _views(state, position_shares, top, lambda share: f"{percent(share)} of the total effect", whole)
-    caption = (
-        "Position is removed from one head at a time (rotation frozen, bias made uniform, content kept). Cells show "
-        "each head’s share (%) of the sum of all loss increases; heads without a significant effect count as 0. Rows "
-        "are layers. For the mean over seeds, the heads of a layer are first sorted by their share. Heads can replace "
-        "each other, so a head with a small share may still matter, and the shares do not show the size of the total "
-        "effect. Encodings that act only at the input have no position to remove from heads."
-    )
     ramp = Ramp("0%", f"{percent(top)} of the total effect", half=True)
-    return Block("position-share", "Effect of removing position from each head", caption, views, "medium", ramp=ramp)
+    return block("position-share", views, "medium", ramp=ramp)
 
 
 def without(state: Grid) -> Block:
@@ -347,14 +314,8 @@ def without(state: Grid) -> Block:
         lambda lost: f"{fixed(1000 * lost, 1)} · 10⁻³ nats per token",
         lambda lost: fixed(1000 * lost, 0),
     )
-    caption = (
-        "Loss increase when one head is zero-ablated, in 10⁻³ nats per token, on the test texts of the study; if it is "
-        "negative, the model is better without the head. Rows are layers. For the mean over seeds, the heads of a "
-        "layer are first sorted by their effect. All panels share one colour scale. Heads can replace each other, so "
-        "the effect of a single head does not show all it contributes."
-    )
     ramp = Ramp(f"−{1000 * top:.0f}", f"{1000 * top:.0f} · 10⁻³ nats per token")
-    return Block("without", "Ablation effect of each head", caption, views, "medium", ramp=ramp)
+    return block("without", views, "medium", ramp=ramp)
 
 
 def _lost(cell: CellResult) -> Heads | None:

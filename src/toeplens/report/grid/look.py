@@ -5,41 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from toeplens import tasks
 from toeplens.ground.words import fixed
-from toeplens.report.kit.blocks import Sign, View
+from toeplens.report.kit.blocks import Sign, Texts, View
 from toeplens.report.kit.canvas import Canvas, Look, legend, untagged
-from toeplens.report.kit.colours import FAMILIES, PALETTE
+from toeplens.report.kit.colours import ENCODINGS, FAMILIES, PALETTE
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid, GridSpec
 from toeplens.studies.grid.language import is_language
 from toeplens.tasks.language import LanguageTask
 
-# the look on the other pages, by the label of an encoding in the study or by its name
-_FAMILIES = {
-    "rope": "rope",
-    "p-rope": "rope-alone",
-    "rope-absolute": "rope-absolute",
-    "mla": "mla",
-    "sinusoidal": "absolute",
-    "absolute": "absolute",
-    "t5": "relative",
-    "alibi": "alibi",
-    "random-fixed": "random",
-    "nope": "nope",
-}
+TEXTS = Texts(Path(__file__).with_name("texts.yaml"))
+block = TEXTS.block
 
 
 def encoding_looks(spec: GridSpec) -> dict[str, Look]:
     """The encodings by label, without scans: first those with a look on the other pages, then the others."""
     columns = [column for column in spec.columns() if not column.scan]
-    families = {column.label: _FAMILIES.get(column.label) for column in columns}
+    families = {column.label: ENCODINGS.get(column.label) for column in columns}
     for column in columns:
-        family = _FAMILIES.get(column.encoding)
+        family = ENCODINGS.get(column.encoding)
         if families[column.label] is None and not column.options and family not in families.values():
             families[column.label] = family
     order = list(FAMILIES)

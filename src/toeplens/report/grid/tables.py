@@ -10,7 +10,7 @@ import numpy as np
 
 from toeplens.engine.language import Extended, Extension
 from toeplens.ground.words import fixed, listed, percent, signed
-from toeplens.report.grid.look import Spread, encoding_looks, every, finished, language_tasks, times, viewed
+from toeplens.report.grid.look import TEXTS, Spread, encoding_looks, every, finished, language_tasks, times, viewed
 from toeplens.report.kit.canvas import Look
 from toeplens.report.kit.colours import OTHER
 from toeplens.report.kit.tables import DASH, Cell, Table, code, make_table
@@ -259,19 +259,7 @@ def _range(cells: Sequence[CellResult], figure: Callable[[CellResult], float]) -
 
 # ---- context extension -----------------------------------------------------------------------------------------------
 
-_METHODS = {
-    "none": "Unchanged",
-    "interpolation": "Position interpolation",
-    "ntk": "NTK-aware",
-    "dynamic": "Dynamic NTK",
-    "yarn": "YaRN",
-    "longrope": "LongRoPE",
-    "p-rope": "p-RoPE, lowest quarter frozen",
-    "rerope": "ReRoPE",
-    "self-extend": "Self-Extend",
-    "dropped": "Position dropped",
-    "scaled": "Scaled logits",
-}
+_METHODS: dict[str, str] = TEXTS["methods"]
 _KINDS = ("extension", "extension-tuned")
 
 
@@ -361,15 +349,7 @@ def _settings(cells: Sequence[CellResult]) -> list[tuple[str, str]]:
 
 # ---- what is missing -------------------------------------------------------------------------------------------------
 
-_NAMES = {
-    "bits": "longer texts",
-    "needles": "needles",
-    "copying": "copies",
-    "extension": "context extension without tuning",
-    "extension-tuned": "context extension after tuning",
-    "patterns": "head types",
-    "position-loss": "effect of removing position from a head",
-}
+_NAMES: dict[str, str] = TEXTS["measures"]
 _GIVEN = re.compile(r"'[^']*' was given; |, got '[^']*'")  # the encoding's name, which the row has already
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from string import Template
 from typing import Any, cast
 
 import numpy as np
 import plotly.graph_objects as go
+
+from toeplens.studies.kit.claims import read_yaml
 
 
 @dataclass(frozen=True)
@@ -152,3 +156,30 @@ def numbered(blocks: Iterable[Block], first: int = 1) -> dict[str, Block]:
         if views:
             found[block.id] = replace(block, views=views, number=first + len(found))
     return found
+
+
+class Texts(dict[str, Any]):
+    """The content of a YAML file; its ``figures`` have a title and a caption by id."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(read_yaml(path))
+
+    def block(
+        self,
+        id: str,
+        views: list[View],
+        width: str = "wide",
+        words: Mapping[str, Any] | None = None,
+        text: str = "",
+        **more: Any,
+    ) -> Block:
+        """A figure with its title and caption.
+
+        Arguments
+            words  what is filled in for ``$name``
+            text   name of its text (default: the id)
+            more   its legend and its ramp
+        """
+        own = self["figures"][text or id]
+        title, caption = (Template(own[name]).substitute(words or {}) for name in ("title", "caption"))
+        return Block(id, title, caption, views, width, **more)

@@ -27,6 +27,7 @@ from toeplens.ground.words import duration, fixed, percent, points, signed
 from toeplens.report.kit.blocks import Block
 from toeplens.report.kit.colours import HEAT
 from toeplens.report.kit.tables import Cell, Table, code, make_table
+from toeplens.studies.kit.claims import read_yaml
 from toeplens.studies.kit.verdicts import verdict_text
 from toeplens.version import __version__
 
@@ -79,10 +80,10 @@ def render_page(template: str, blocks: Mapping[str, Block] | None, *, plotly_fil
     return environment().get_template(template).render(facts)
 
 
-def write_report(directory: Path, page: str) -> Path:
+def write_report(directory: Path, page: Page | str) -> Path:
     """Write a study's page atomically to ``report.html`` in its directory; returns the path."""
     path = Path(directory) / PAGE
-    write_text(path, page)
+    write_text(path, page if isinstance(page, str) else page.html())
     return path
 
 
@@ -111,18 +112,7 @@ def ledger_table(
     return make_table(f"{what}s ledger", [what, "Source", *(list(protocols) or ["Verdict"])], rows)
 
 
-_SURROUNDINGS = {
-    "execution": "Execution",
-    "processor": "Processor",
-    "cores": "Cores",
-    "threads": "Threads per process",
-    "gpu": "GPU",
-    "platform": "System",
-    "python": "Python",
-    "torch": "PyTorch",
-    "numpy": "NumPy",
-    "toeplens": "toeplens",
-}
+_SURROUNDINGS: dict[str, str] = read_yaml(Path(__file__).with_name("page.yaml"))["surroundings"]
 
 
 def machine_rows(recorded: Mapping[str, Any], without: Iterable[str] = ()) -> list[list[str | Cell]]:

@@ -8,14 +8,15 @@ import numpy as np
 
 from toeplens.ground.words import fixed
 from toeplens.lens import Estimate
-from toeplens.report.kit.blocks import Block, Panel, Ramp, Sign, View, numbered
+from toeplens.report.kit.blocks import Block, Panel, Ramp, Sign, Texts, View, numbered
 from toeplens.report.kit.canvas import FEW, Canvas, heat, plain
 from toeplens.report.kit.colours import BLUE, ORANGE
 from toeplens.report.kit.page import Page, write_report
 from toeplens.report.kit.tables import Cell, Table, make_table, settings_table
 from toeplens.studies.probing import ABOUT, RETRIEVES, ProbeRecord
-from toeplens.studies.probing.record import interval, title_of
+from toeplens.studies.probing.probe import interval, title_of
 
+_TEXTS = Texts(Path(__file__).with_name("texts.yaml"))
 _LEAST = 1e-3
 
 
@@ -79,21 +80,15 @@ def by_position(record: ProbeRecord) -> Block:
         text += f"{title}: {fixed(means[0])} nats in the first bin, {fixed(means[-1])} in the last. "
     canvas.x("position of the predicted token (start of bin)", type="log", tickvals=xs, ticktext=xs)
     canvas.y("nats per token", range=[0, max(m for *_, each in lines for m in (e.value for e in each)) * 1.15])
-    caption = (
-        "Mean −log p of the next token of a text, by the number of tokens before it, in bins of doubling width. Bands "
-        "are 95% intervals over texts."
-    )
     signs = [Sign(key, title, tint, "●") for key, title, tint, _ in lines] if record.changes else []
-    return Block(
-        "loss", "Loss by position", caption, [View.of([Panel("Loss", canvas.figure(), text)])], "full", legend=signs
-    )
+    return _TEXTS.block("loss", [View.of([Panel("Loss", canvas.figure(), text)])], "full", legend=signs)
 
 
 def needles(record: ProbeRecord) -> Block:
     """Needles by depth and length, one map for the intact and one for the changed model."""
     found = list(record.summaries("needle", "length", "depth"))
     if not found:
-        return Block("needles", "Needle in a text", "", [])
+        return Block("needles", "", "", [])
     lengths = sorted({each.length or 0 for each in found})
     depths = sorted({each.depth or 0.0 for each in found})
     absent = {each.length: each for each in record.summaries("no needle", "length")}
@@ -128,23 +123,14 @@ def needles(record: ProbeRecord) -> Block:
         share = float(np.mean([each.value for each in rights]))
         panels.append(Panel(title, figure, f"All five digits are predicted correctly in {share:.0%} of the texts."))
     without = ", ".join(f"{fixed(each.nats.value, 2)} ({length} tokens)" for length, each in absent.items())
-    caption = (
-        "One sentence of the text states a five-digit number, and the end of the text asks for it. Cells show the mean "
-        f"−log p of the number’s tokens in nats, by depth and length. Baseline without the sentence: {without}."
-    )
     ramp = Ramp("0 nats", f"{fixed(limit, 2)} nats", half=True)
-    return Block("needles", "Needle in a text", caption, [View.of(panels)], "wide", ramp=ramp)
+    return _TEXTS.block("needles", [View.of(panels)], "wide", words={"without": without}, ramp=ramp)
 
 
 def retrievers(record: ProbeRecord) -> Block:
     """Retrieval score of each head."""
-    caption = (
-        "Each cell is a head of the intact model (rows: layers, columns: heads), coloured by its retrieval score: the "
-        "share of the number’s tokens for which it attends most to that token in the needle (Wu et al. 2024)."
-    )
-    ramp = Ramp("0", "1", half=True)
     if not record.heads:
-        return Block("retrieval", "", caption, [], "full", ramp=ramp)
+        return Block("retrieval", "", "", [])
     layers = sorted({each.layer for each in record.heads})
     heads = range(1 + max(each.head for each in record.heads))
     table = np.full((len(layers), len(heads)), np.nan)
@@ -165,7 +151,7 @@ def retrievers(record: ProbeRecord) -> Block:
         f"{fixed(top.score)} (layer {top.layer + 1} head {top.head + 1})."
     )
     panel = Panel("Retrieval score of each head", figure, text)
-    return Block("retrieval", "Retrieval heads", caption, [View.of([panel])], "full", ramp=ramp)
+    return _TEXTS.block("retrieval", [View.of([panel])], "full", ramp=Ramp("0", "1", half=True))
 
 
 def _ends(each: Estimate) -> tuple[float, float]:

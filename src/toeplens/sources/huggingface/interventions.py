@@ -49,13 +49,13 @@ Output = Literal["zero", "mean", "resample"]
 class NotThere(InputError):
     """A named layer, head, group or pair does not exist; the message counts from 0, as Python does."""
 
-    def __init__(self, field: str, given: int | list[int], count: int, where: str, first: int = 0) -> None:
+    def __init__(self, field: str, given: int | list[int], count: int, where: str = "", first: int = 0) -> None:
         self.field, self.given, self.count, self.where = field, given, count, where
         several, be = ([given], "be") if isinstance(given, int) else (given, "be different numbers")
         several = [each + first for each in several]
         distinct = len(set(several)) == len(several)
         shown = (spans(several) if distinct else ", ".join(map(str, several))) if first else str(given)
-        must = f"must {be} from {first} to {count - 1 + first} in {where}, got {shown or 'none'}."
+        must = f"must {be} from {first} to {count - 1 + first}{f' in {where}' * bool(where)}, got {shown or 'none'}."
         super().__init__(f"{field} {must}" if count else f"{field}: the model has no {where}.")
 
     def for_people(self, field: str | None = None) -> NotThere:

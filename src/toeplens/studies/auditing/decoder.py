@@ -20,10 +20,11 @@ from toeplens.ground import InputError
 from toeplens.ground.words import or_none
 from toeplens.lens import AttentionTrace, Behaviour, LayerTrace, PatternSums, ablate_heads, behaviour, frequency_use
 from toeplens.sources import DecoderSource
+from toeplens.sources.huggingface.interventions import NotThere
 from toeplens.studies.auditing.effects import with_effects, without_effects
 from toeplens.studies.auditing.inputs import Progress
 from toeplens.studies.auditing.measuring import head_records
-from toeplens.studies.auditing.record import AuditRecord, Kept, LayerRecord, Measured, NotThere, files_of
+from toeplens.studies.auditing.record import AuditRecord, Kept, LayerRecord, Measured, files_of
 from toeplens.studies.auditing.result import Audit, finished
 from toeplens.studies.kit.options import AuditOptions
 from toeplens.training import Batches, Run, plan_execution
@@ -53,7 +54,7 @@ def audit_run(model: Run | str | Path, options: AuditOptions, directory: Path | 
     source = DecoderSource(decoder)
     chosen = sorted({*(range(source.num_layers) if options.layers is None else options.layers)})
     if chosen and not chosen[-1] < source.num_layers:
-        raise NotThere("layers", chosen[-1], source.num_layers - 1)
+        raise NotThere("layers", chosen[-1], source.num_layers)
     key = {"run": files_of(run.directory), "sequences": len(data), "method": method, "layers": chosen}
     kept = Kept(directory, {**key, "device": str(place), "seed": options.seed})
     measured = _measured(source, data, chosen, kept, report)

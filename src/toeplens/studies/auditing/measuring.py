@@ -27,10 +27,10 @@ from toeplens.lens import (
 )
 from toeplens.sources.huggingface import AttentionCall, Change, compared, compared_changed
 from toeplens.sources.huggingface.calls import Place
-from toeplens.sources.huggingface.interventions import with_changed_logits
+from toeplens.sources.huggingface.interventions import NotThere, with_changed_logits
 from toeplens.sources.huggingface.model import precision, tolerance
 from toeplens.studies.auditing.inputs import Work
-from toeplens.studies.auditing.record import HeadRecord, LayerRecord, Measured, NotThere
+from toeplens.studies.auditing.record import HeadRecord, LayerRecord, Measured
 from toeplens.studies.kit.kernels import ROWS, KernelEnds, decays_of, kernel_ends
 
 MEANS = 8  # sequences needed to separate position from content by a mean over them
@@ -77,7 +77,7 @@ def measure(work: Work) -> tuple[list[Measured], float]:
     model, inputs = loaded.model, work.inputs
     whole = compared_changed(model, inputs, look, changes) if changes else compared(model, inputs, look)
     if layers is not None and not {*layers} <= {*seen}:
-        raise NotThere("layers", min({*layers} - {*seen}), max(seen))
+        raise NotThere("layers", min({*layers} - {*seen}), max(seen) + 1)
     kept.put("pass", {"calls": [*measured], "whole": whole})
     return [*measured.values()], whole
 

@@ -12,13 +12,14 @@ import pyarrow as pa
 import torch
 from pydantic import ConfigDict, Field, ValidationError, create_model
 
-from toeplens.ground import InputError, reading
+from toeplens.ground import reading
 from toeplens.ground.cache import Cache
 from toeplens.ground.errors import sentence
 from toeplens.ground.records import NearlyShare, Record
 from toeplens.lens import EstimateCheck
 from toeplens.sources.huggingface.calls import Kind, Side
 from toeplens.sources.huggingface.outcome import Effect
+from toeplens.studies.kit.claims import read_yaml
 from toeplens.studies.kit.kernels import Decay, KernelEnds
 from toeplens.version import __version__
 
@@ -30,63 +31,11 @@ Part = NearlyShare | None
 Size = reading.Positive | None
 _Weight = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-1e6, le=1e6)]
 
+_COLUMNS: dict[str, Any] = read_yaml(Path(__file__).with_name("columns.yaml"))
 # the columns of the table of heads, in order, with their descriptions
-COLUMNS: dict[str, str] = {
-    "side": "Encoder or decoder",
-    "kind": "Self or cross attention",
-    "layer": "Index from 0, among the layers of the same kind and side",
-    "head": "Index from 0",
-    "positional": "Share of the logits' variance explained by the position of the key",
-    "symbolic": "Share of the logits' variance explained by the content of the key (often large without training, too)",
-    "interaction": "Share of the logits' variance explained only by position and content together",
-    "toeplitz": "Share of the logits' energy that depends only on the offset",
-    "toeplitz_variance": "Share of the logits' variance explained by the offset only",
-    "distance": "Mean distance of query and key in tokens, weighted by the attention",
-    "half_distance": "Tokens after which the mean logit is half way to its limit, from the best-fitting decay curve",
-    "entropy": "Entropy of the attention divided by the log of the number of visible keys: 0 one key, 1 uniform",
-    "first": "Attention on the first token of the sequence",
-    "sink": "Attention on a sink, which contributes no value",
-    "previous": "Attention on the token before the query token",
-    "current": "Attention on the query's own token",
-    "next": "Attention on the token after the query token",
-    "induction": "Attention on tokens that follow an earlier (if not causal: any other) copy of the query token",
-    "duplicate": "Attention on earlier (if not causal: any other) copies of the query token",
-    "retrieval": "Share of the needle's tokens that the head attends to most when the model predicts them",
-    "centre": "Mean log2 of the RoPE frequencies (rad per position), weighted by their share of the logits' variance",
-    "massive_q": "Share of the squared query norms in the largest dimension",
-    "massive_k": "Share of the squared key norms in the largest dimension",
-    "norm_top": "Share of the mean of ||q|| ||k|| in the strongest RoPE pair",
-    "dead": "RoPE pairs that do not contribute to the head's logits because its queries or keys are 0 there",
-    "offset": "How constant the angle between queries and keys is in the RoPE pairs, weighted by norms: 1 constant",
-    "effect": "Effect of ablating the head, or of removing its position, on the loss or on the last hidden states",
-    "effect_low": "Lower end of the effect's 95% interval",
-    "effect_high": "Upper end of the effect's 95% interval",
-}
-
+COLUMNS: dict[str, str] = _COLUMNS["columns"]
 # the source of a column's measure; the others are defined here (docs/how-to/audit.md)
-SOURCES: dict[str, str] = {
-    **dict.fromkeys(("positional", "symbolic", "centre"), "based on arXiv 2511.11579"),
-    **dict.fromkeys(("first", "sink"), "attention sinks: Xiao et al. 2023, arXiv 2309.17453"),
-    "previous": "previous-token heads: Elhage et al. 2021; Olsson et al. 2022, arXiv 2209.11895",
-    "induction": "induction heads: Olsson et al. 2022, arXiv 2209.11895",
-    "duplicate": "duplicate-token heads: Wang et al. 2022, arXiv 2211.00593",
-    "retrieval": "retrieval heads: Wu et al. 2024, arXiv 2404.15574",
-    **dict.fromkeys(("massive_q", "massive_k"), "massive values: Jin et al. 2025, arXiv 2502.01563"),
-    "norm_top": "norms by frequency: Barbero et al. 2024, arXiv 2410.06205",
-    "offset": "based on Jonasson 2025, arXiv 2503.01832",
-}
-
-
-class NotThere(InputError):
-    """The model does not have the requested layer or head; the message counts from ``first``, 0 unless set."""
-
-    def __init__(self, field: str, number: int, last: int, first: int = 0) -> None:
-        super().__init__(f"{field} must be from {first} to {last + first}, got {number + first}.")
-        self.field, self.number, self.last = field, number, last
-
-    def for_people(self) -> NotThere:
-        """The same error with numbers counted from 1."""
-        return type(self)(self.field, self.number, self.last, 1)
+SOURCES: dict[str, str] = {name: each["source"] for each in _COLUMNS["sources"] for name in each["columns"]}
 
 
 class _OfLayer:

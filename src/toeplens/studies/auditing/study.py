@@ -19,13 +19,13 @@ from torch import Tensor
 from toeplens.ground import InputError, invalid
 from toeplens.ground.outputs import entered, must_be_of
 from toeplens.sources.huggingface import Change, NoGradient, NoPosition, as_tokens
-from toeplens.sources.huggingface.interventions import calls_of
+from toeplens.sources.huggingface.interventions import NotThere, calls_of
 from toeplens.sources.huggingface.load import Loaded, called_of, open_model
 from toeplens.sources.huggingface.model import library
 from toeplens.studies.auditing.effects import effects_of, without_effects
 from toeplens.studies.auditing.inputs import Progress, Sequences, Work, inputs_of, read_tokens, sequences_of, texts_of
 from toeplens.studies.auditing.measuring import measure
-from toeplens.studies.auditing.record import PARTS, AuditRecord, Kept, Measured, NotThere, identity
+from toeplens.studies.auditing.record import PARTS, AuditRecord, Kept, Measured, identity
 from toeplens.studies.auditing.result import RECORD, Audit, finished, open_audit, parquet_of, save
 from toeplens.studies.kit.changes import changes_of, failures_of, told
 from toeplens.studies.kit.options import AuditOptions, taking
@@ -110,7 +110,7 @@ def audit_with(
         calls = calls_of(loaded.model, inputs, changes)
         seen = {call.layer for call in calls}
         if calls and layers is not None and not {*layers} <= seen:
-            raise NotThere("layers", min({*layers} - seen), max(seen))
+            raise NotThere("layers", min({*layers} - seen), max(seen) + 1)
         if calls:
             _check_heads(options, [call.heads for call in calls if layers is None or call.layer in layers])
     needles: list[Item] = []
@@ -181,7 +181,7 @@ def _check_heads(options: AuditOptions, counts: Sequence[int]) -> None:
     """Raise `InputError` for heads that no call has, and for more heads than there are."""
     most, heads = max(counts, default=0), options.heads
     if heads is not None and not 0 <= min(heads) <= max(heads) < most:
-        raise NotThere("heads", max(heads), most - 1)
+        raise NotThere("heads", max(heads), most)
     there = sum(count if heads is None else len({*heads}) for count in counts)
     if options.first is not None and options.first > there:
         raise invalid("first", f"be at most {there}, the number of heads", options.first)

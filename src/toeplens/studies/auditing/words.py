@@ -5,31 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
 from toeplens.ground.words import fixed, listed, power, significant, spans
 from toeplens.studies.auditing.record import AuditRecord, BandRecord, HeadRecord, LayerRecord, Number
+from toeplens.studies.kit.claims import read_yaml
 
+_TEXTS: dict[str, Any] = read_yaml(Path(__file__).with_name("words.yaml"))
 PATTERN = 0.5  # a head has a pattern if more than this share of its attention follows it
-PATTERNS = {  # titles, and what the attention is on
-    "previous": ("Previous-token heads", "on the previous token"),
-    "first": ("First-token heads", "on the first token"),
-    "induction": ("Induction heads", "on tokens that follow a copy of the query token"),
-    "duplicate": ("Duplicate-token heads", "on copies of the query token"),
-}
+PATTERNS: dict[str, tuple[str, str]] = {name: tuple(each) for name, each in _TEXTS["patterns"].items()}
 UNIFORM = 0.95  # entropy from which on attention counts as nearly uniform
-_DOING = {"position": "removing position from", "bands": "freezing a band of"}  # by method; otherwise ablating
-_DONE = {
-    "exact": "Each head was ablated separately",
-    "position": "Position was removed from each head separately (rotation frozen, bias dropped)",
-    "bands": "Each frequency band was frozen separately in all heads of a layer",
-    "attribution": "Effects are gradient-based estimates of ablating each head",
-}
-_UNITS = {
-    "loss": "increase of the loss, in nats per token, from {} the {}",
-    "states": "squared distance of the last hidden states from the intact ones, relative to their variance over tokens",
-}
 _LISTED = 8  # heads named in a sentence
 _TAIL = 0.025  # either tail of a 95 % interval
 Place = tuple[str, str]  # side and kind
@@ -162,12 +149,12 @@ def size(value: Number) -> str:
 
 def done(audit: AuditRecord) -> str:
     """The intervention on a head, as in: ablating it adds to the loss."""
-    return _DOING.get(audit.method or "", "ablating")
+    return _TEXTS["doing"].get(audit.method or "", "ablating")
 
 
 def unit(audit: AuditRecord) -> str:
     """The definition of an effect."""
-    return _UNITS[audit.effect or "loss"].format(done(audit), "layer" if audit.method == "bands" else "head")
+    return _TEXTS["units"][audit.effect or "loss"].format(done(audit), "layer" if audit.method == "bands" else "head")
 
 
 def effects(audit: AuditRecord) -> str:
@@ -175,7 +162,7 @@ def effects(audit: AuditRecord) -> str:
     if audit.effect is None:
         why = audit.about.get("no_effects")
         return "Ablation effects were not measured." if why is None else f"Ablation effects are not available. {why}"
-    how = _DONE.get(audit.method or "", "Heads were ablated")
+    how = _TEXTS["done"].get(audit.method or "", "Heads were ablated")
     base = "" if audit.baseline is None else f" The loss of the intact model is {told(audit.baseline)} nats per token."
     checked = "" if audit.check is None else f" {audit.check.words}"
     race = f" {audit.about['race']}" if "race" in audit.about else ""

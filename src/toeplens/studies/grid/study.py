@@ -18,13 +18,11 @@ from toeplens.ground.errors import first_line, located
 from toeplens.ground.records import Record
 from toeplens.model import decoder_config
 from toeplens.studies.grid.language import language_rows
-from toeplens.studies.grid.measured import Row, matrix
-from toeplens.studies.grid.relations import Relation, relations
+from toeplens.studies.grid.measured import Relation, Row, matrix, relations
 from toeplens.studies.grid.spec import Column, GridSpec, grid_spec, spec_from_yaml
-from toeplens.studies.kit.cells import Cell, Gathered, jobs_of
 from toeplens.studies.kit.claims import Claim, Entry, Tests, findings, judge_all
 from toeplens.studies.kit.results import CellResult, Key, Results
-from toeplens.studies.kit.study import RUNS, of_runs
+from toeplens.studies.kit.study import RUNS, Cell, Gathered, jobs_of, of_runs
 from toeplens.studies.kit.verdicts import Finding, unknown
 from toeplens.tasks.language import Language, LanguageTask
 from toeplens.training import run_spec

@@ -190,7 +190,10 @@ def checks_of(
 ) -> list[Check[Any]]:
     """The essential and the supporting tests of a claim in YAML; arguments as in `claim_of`."""
     support = _tests(entry.get("supporting", ()), known, kind, common)
-    return [*_tests(entry["tests"], known, kind, common), *map(_supported, support)]
+    return [
+        *_tests(entry["tests"], known, kind, common),
+        *(lambda data, test=test: list(map(supporting, test(data))) for test in support),
+    ]
 
 
 def _tests(
@@ -202,10 +205,6 @@ def _tests(
         make: Any = partial if callable(known[name]) else kind
         found.append(make(known[name], **common, **options))
     return found
-
-
-def _supported(test: Check[Data]) -> Check[Data]:
-    return lambda data: list(map(supporting, test(data)))
 
 
 # ---- verdicts --------------------------------------------------------------------------------------------------------

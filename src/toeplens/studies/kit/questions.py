@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -22,23 +23,14 @@ from toeplens.lens import retrieval
 from toeplens.sources.huggingface import AttentionCall, captured
 from toeplens.sources.huggingface.load import Loaded
 from toeplens.sources.huggingface.model import token_ids
+from toeplens.studies.kit.claims import read_yaml
 from toeplens.studies.kit.options import Asked
 
 Behaviour = Literal["loss", "needle", "no needle", "copying", "counting", "order"]  # behaviours that a probe measures
-# descriptions of the behaviours
-ABOUT: dict[Behaviour, str] = {
-    "loss": "the next token of the text",
-    "needle": "a number stated in one sentence of the text",
-    "no needle": "the same question without that sentence",
-    "copying": "the second of two equal halves of random tokens, except its first token",
-    "counting": "how often a word occurs in a list, one to five",
-    "order": "the word that follows another one in a list",
-}
-_PLACES = "harbour library mountain garden station palace bridge castle museum island market temple valley tower"
-_WORDS = (
-    "apple dog river house green stone music bread tree cat table horse paper night road fish window glass king bird "
-    "milk boat gold fire snow chair book door sea sun moon hand egg salt wood"
-)
+_TEXTS: dict[str, Any] = read_yaml(Path(__file__).with_name("questions.yaml"))
+ABOUT: dict[Behaviour, str] = _TEXTS["about"]  # descriptions of the behaviours
+_PLACES: str = _TEXTS["places"]
+_WORDS: str = _TEXTS["words of lists"]
 _COUNTS = ("one", "two", "three", "four", "five")
 _DIGITS = ("1", "2", "3", "4", "5")
 _SHOTS = 3  # solved examples before a question about a list

@@ -3,8 +3,16 @@
 from toeplens.studies.kit.changes import Wish, changes_of, numbers, read_change, told
 from toeplens.studies.kit.options import Asked
 from toeplens.studies.kit.questions import ABOUT, RETRIEVES, Behaviour, HeadRetrieval
-from toeplens.studies.probing.probe import RECORD, Probing, open_probe, probe, save_probe
-from toeplens.studies.probing.record import ItemRecord, ProbeRecord, Summary
+from toeplens.studies.probing.probe import (
+    RECORD,
+    ItemRecord,
+    ProbeRecord,
+    Probing,
+    Summary,
+    open_probe,
+    probe,
+    save_probe,
+)
 
 __all__ = [
     "ABOUT",

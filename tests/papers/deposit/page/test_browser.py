@@ -10,14 +10,16 @@ from playwright.sync_api import Browser, expect
 from tests.papers.deposit.worlds import make_study
 from tests.report.browsing import ALL_DRAWN, Visit
 
-from toeplens.papers.deposit.page import write_page
+from toeplens.papers.deposit.page import reproduction_page
+from toeplens.report.kit.page import write_report
 
 pytestmark = pytest.mark.heavy
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_page(make_study(tmp_path_factory.mktemp("browser")))
+    state = make_study(tmp_path_factory.mktemp("browser"))
+    return write_report(state.directory, reproduction_page(state))
 
 
 def test_it_draws_every_figure_without_a_word_and_fits_any_window(browser: Browser, report: Path) -> None:

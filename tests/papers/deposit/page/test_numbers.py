@@ -47,7 +47,7 @@ def test_a_row_of_table_1() -> None:
 
 
 def test_a_heat_map_says_what_a_head_costs() -> None:
-    figure = heatmap(FIRST, 0.5)
+    figure = heatmap(FIRST, 0.5).figure
     (trace,) = figure.data
     assert (figure.layout.coloraxis.cmin, figure.layout.coloraxis.cmax) == (-0.5, 0.5)
     assert [list(row) for row in trace.z] == [[0.5, 0.1], [0.05, -0.02]]

@@ -14,14 +14,13 @@ from tests.report.reading import Text, figures, without_plotly
 
 from toeplens.lens import over_seeds
 from toeplens.papers.deposit import SCALES, Reproduction, claims_of
-from toeplens.papers.deposit.factors import concentrated, factor_table
-from toeplens.papers.deposit.labels import Label
-from toeplens.papers.deposit.page import blocks, render, reproduction_page, write_page
+from toeplens.papers.deposit.measured import concentrated, factor_table
+from toeplens.papers.deposit.page import blocks, reproduction_page
 from toeplens.papers.deposit.page.accuracy import convergence, partial_rope, rotated_heads
 from toeplens.papers.deposit.page.style import colour, glyph, interval, marker, name
-from toeplens.papers.deposit.questions import PARTS
+from toeplens.papers.deposit.spec import PARTS, Label
 from toeplens.report.kit.blocks import Block
-from toeplens.report.kit.page import Page
+from toeplens.report.kit.page import Page, write_report
 from toeplens.report.kit.tables import Table
 from toeplens.studies import RULE, Finding, Key
 from toeplens.studies.kit.verdicts import verdict_text
@@ -38,7 +37,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Reproduction:
 
 @pytest.fixture(scope="module")
 def page(study: Reproduction) -> str:
-    return without_plotly(render(study))
+    return without_plotly(reproduction_page(study).html())
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +63,9 @@ def rows(table: Table) -> dict[str, list[str]]:
 
 
 def test_a_complete_study(study: Reproduction, page: str) -> None:
-    path = write_page(study)
+    path = write_report(study.directory, reproduction_page(study))
     assert [child.name for child in study.directory.iterdir()] == ["report.html"], "no temporary file is left"
-    assert path.read_text() == render(study), "the same state gives the same page"
+    assert path.read_text() == reproduction_page(study).html(), "the same state gives the same page"
     path.unlink()
     assert "Not complete" not in page
     assert "default-src 'none'" in page, "the browser is told to refuse any request"
@@ -87,28 +86,29 @@ def test_a_complete_study(study: Reproduction, page: str) -> None:
 
 def test_an_empty_and_an_unfinished_study(tmp_path: Path) -> None:
     state = make_study(tmp_path, finished=0, parts=("all",))
-    text = Text(without_plotly(render(state))).text
+    text = Text(without_plotly(reproduction_page(state).html())).text
     assert f"0 of {state.total} cells are finished (0% of the steps)" in text
     assert "Paper protocol: not decided. No finished RoPE model can be judged." in text
     assert "Nothing to show: this figure needs finished models." in text
     some = make_study(tmp_path, finished=5)
-    text = Text(without_plotly(render(some))).text
+    text = Text(without_plotly(reproduction_page(some).html())).text
     assert f"5 of {some.total} cells are finished ({100 * some.share:.3g}% of the steps)" in text
     assert "Not finished yet" in text
 
 
 def test_diverged_runs_have_no_accuracy(tmp_path: Path) -> None:
-    reader = Text(without_plotly(render(make_study(tmp_path, diverged={Key("paper", DISTANCE, "rope", 42)}))))
+    state = make_study(tmp_path, diverged={Key("paper", DISTANCE, "rope", 42)})
+    reader = Text(without_plotly(reproduction_page(state).html()))
     assert "1 run diverged" in reader.text
     assert "diverged (1 of 1)" in reader.tables["Accuracy, Task 1 (distance)"][2]
     (row,) = [row for row in reader.tables["Models"] if row[0] == "RoPE" and row[4] == "diverged"]
     assert row[6:8] == ["–", "–"]
     keys = {cell.key for cell in make_study(tmp_path).plan.cells()}
-    assert "runs diverged" in Text(render(make_study(tmp_path, diverged=keys))).text
+    assert "runs diverged" in Text(reproduction_page(make_study(tmp_path, diverged=keys)).html()).text
 
 
 def test_a_study_of_the_ladder_alone_has_no_empty_sections(tmp_path: Path) -> None:
-    page = render(make_study(tmp_path, scale="desk", protocols=("paper",), parts=("ladder",)))
+    page = reproduction_page(make_study(tmp_path, scale="desk", protocols=("paper",), parts=("ladder",))).html()
     assert 'id="ladder"' in page
     for id in ("accuracy", "heads", "deposit", "partial", "sinusoid"):
         assert f'id="{id}"' not in page
@@ -119,7 +119,7 @@ def test_hostile_text_is_escaped_everywhere(tmp_path: Path) -> None:
     state = make_study(tmp_path / HOSTILE.replace("/", ""), finished=3)
     entries = [replace(entry, findings=(Finding("holds", HOSTILE),)) for entry in state.entries]
     environment = dict.fromkeys(state.environment, HOSTILE + "</script>") | {"seconds": 1.0}
-    page = without_plotly(render(replace(state, entries=entries, environment=environment)))
+    page = without_plotly(reproduction_page(replace(state, entries=entries, environment=environment)).html())
     assert HOSTILE not in page
     assert "<img" not in page
     assert str(escape(HOSTILE)) in page

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from toeplens.papers.deposit.claims import accuracy, heads, mechanism
-from toeplens.papers.deposit.claims.common import Test
-from toeplens.papers.deposit.looks import END, LOOKS
-from toeplens.studies.kit.claims import Claim, checks_of, claim_of, read_yaml
+from toeplens.papers.deposit.claims import checks, mechanism
+from toeplens.papers.deposit.claims.checks import DATA, Test
+from toeplens.papers.deposit.measured import END, LOOKS
+from toeplens.studies.kit.claims import Claim, checks_of, claim_of
 from toeplens.studies.kit.results import Results
 
-_DATA = read_yaml(Path(__file__).with_name("claims.yaml"))
-_KNOWN = {**accuracy.KNOWN, **heads.KNOWN, **mechanism.KNOWN}
+_KNOWN = {**checks.KNOWN, **mechanism.KNOWN}
 _MOMENTS = {"end": "at the end", "able": "at 90% accuracy", "plateau": "at the plateau"} | {
     moment: f"at {moment} the plateau's steps" for moment in ("twice", "four times", "eight times")
 }
@@ -26,14 +24,14 @@ _MOMENTS = {"end": "at the end", "able": "at 90% accuracy", "plateau": "at the p
 def _claim(entry: Mapping[str, Any]) -> Claim[Results]:
     """A claim; one with a measure is judged at the end of training by it, and for comparison at all of `LOOKS`."""
     if "measure" not in entry:
-        return claim_of(entry, _KNOWN, _DATA["words"], Test)
+        return claim_of(entry, _KNOWN, DATA["words"], Test)
     own = (END, entry["measure"])
     ways = {f"{_MOMENTS[at[0]]}, by {at[1]}": checks_of(entry, _KNOWN, Test, at=at) for at in LOOKS if at != own}
-    return replace(claim_of(entry, _KNOWN, _DATA["words"], Test, at=own), elsewhere=ways)
+    return replace(claim_of(entry, _KNOWN, DATA["words"], Test, at=own), elsewhere=ways)
 
 
 # the ledger of a reproduction
-CLAIMS: tuple[Claim[Results], ...] = tuple(map(_claim, _DATA["claims"]))
+CLAIMS: tuple[Claim[Results], ...] = tuple(map(_claim, DATA["claims"]))
 
 
 def claims_of(parts: Sequence[str]) -> tuple[Claim[Results], ...]:

@@ -14,9 +14,9 @@ from scipy.special import ndtr
 from toeplens.lens import margins
 from toeplens.lens.ablation import counted_drops
 from toeplens.lens.kit.intervals import spearman
-from toeplens.papers.deposit.claims.common import FIRST_LAYER, FULL, LATER_LAYERS, Test, is_released, label_of
-from toeplens.papers.deposit.labels import Label, title
-from toeplens.papers.deposit.looks import look_at
+from toeplens.papers.deposit.claims.checks import FIRST_LAYER, FULL, LATER_LAYERS, WORDS, Test, is_released, label_of
+from toeplens.papers.deposit.measured import look_at
+from toeplens.papers.deposit.spec import Label, title
 from toeplens.studies.grid.measured import LONGER, kept
 from toeplens.studies.kit.results import CellResult, Figure, Results
 from toeplens.studies.kit.verdicts import ENOUGH, GRAIN, LEVEL, Finding, Verdict, unknown
@@ -74,32 +74,27 @@ def _signal(cell: CellResult) -> np.ndarray:
     return cell.measure("seed").strength.levels["logits"].signal
 
 
-def _trained(cell: CellResult) -> np.ndarray:
-    """Signal of the heads after training, [L, H]."""
-    return np.asarray(cell.watched[-1]["signal"], dtype=float)
-
-
-def _finished(cell: CellResult) -> bool:
-    return bool(cell.watched) and "signal" in cell.watched[-1] and cell.status != "diverged"
-
-
 def _amplified(results: Results) -> list[Finding]:
     """Gamma of every layer, before and after training."""
     rope, findings = label_of(results, FULL), []
-    for when, signal, counts in (("at initialisation", _signal, _seeded), ("after training", _trained, _finished)):
+    trained = (
+        lambda cell: np.asarray(cell.watched[-1]["signal"], dtype=float),
+        lambda cell: bool(cell.watched) and "signal" in cell.watched[-1] and cell.status != "diverged",
+    )
+    for when, signal, counts in (("at initialisation", _signal, _seeded), ("after training", *trained)):
         steps = max((len(signal(cell)) - 1 for cell in results.of(DISTANCE, rope) if counts(cell)), default=1)
         if not steps:
             return [unknown(title(rope), "the model has one layer", "a model with at least two layers")]
         for step in range(steps):
             words = f"{when}, log2 growth of the best head's lead from layer {step + 2} to layer {step + 1}, "
-            figure = Figure(words, partial(_gamma, signal, step), counts, grain=0.01)
+            figure = Figure(
+                words,
+                lambda cell, signal=signal, step=step: float(np.log2(margins(signal(cell)).gamma[step])),
+                counts,
+                grain=0.01,
+            )
             findings += Test(figure, rope, above=0.0)(results)
     return findings
-
-
-def _gamma(signal: Callable[[CellResult], np.ndarray], step: int, cell: CellResult) -> float:
-    """log2 growth of the best head's lead over the second, from the next layer to layer ``step`` (from 0)."""
-    return float(np.log2(margins(signal(cell)).gamma[step]))
 
 
 def _costs(cell: CellResult) -> Any:
@@ -146,14 +141,12 @@ def _standing(signal: np.ndarray, costs: np.ndarray) -> float:
 # ---- representations -------------------------------------------------------------------------------------------------
 
 
-def _deep(cell: CellResult) -> bool:
-    """Whether the model has more than two layers."""
-    found = cell.measure("representation")
-    return found is not None and len(found.alignment) > 2
-
-
 def _stream(words: str, of: Callable[[Any], float]) -> Figure:
-    return Figure(words, lambda cell: float(of(cell.measure("representation"))), _deep, "no layer after layer 2", 0.005)
+    def deep(cell: CellResult) -> bool:
+        found = cell.measure("representation")
+        return found is not None and len(found.alignment) > 2
+
+    return Figure(words, lambda cell: float(of(cell.measure("representation"))), deep, "no layer after layer 2", 0.005)
 
 
 _DECODABLE = _stream(
@@ -289,71 +282,52 @@ def _judged(what: str, pairs: Float[np.ndarray, "2 E"], sign: int, seeds: int) -
 KNOWN: dict[str, Any] = {
     "fixed-share": _fixed_share,
     "drift": Figure(
-        "mean positional drift of the first layer's heads, ",
-        lambda cell: float(cell.measure("seed").drift.relative[0].mean()),
-        _seeded,
-        grain=_EXACT,
+        WORDS["drift"], lambda cell: float(cell.measure("seed").drift.relative[0].mean()), _seeded, grain=_EXACT
     ),
     "amplified": _amplified,
     "leader-share": _figure(
         "seed",
-        "share of the initial leader in the summed effects of removing position, ",
+        WORDS["leader-share"],
         lambda cell: float((work := _work(cell))[0, int(_signal(cell)[0].argmax())] / work.sum()),
         _works,
         "no position or no leader, or not measured",
         0.02,
     ),
-    "leader-rank": _early("share of heads with a smaller effect than the initial leader, ", _standing),
-    "signal-effect": _early(
-        "rank correlation of initial signal and final effect, ",
-        lambda first, last: float(spearman(np.stack((first, last)))),
-    ),
-    "alignment": _stream(
-        "after layer 2, alignment with the input's position vectors − chance, ",
-        lambda found: found.alignment[2] - found.chance,
-    ),
-    "coefficient": _stream(
-        "after layer 2, coefficient on the input's position vectors, ", lambda found: found.coefficient[2]
-    ),
-    "least-coefficient": _stream(
-        "smallest coefficient on the input's position vectors after layer 2 and later, ",
-        lambda found: np.min(found.coefficient[2:]),
-    ),
+    "leader-rank": _early(WORDS["leader-rank"], _standing),
+    "signal-effect": _early(WORDS["signal-effect"], lambda first, last: float(spearman(np.stack((first, last))))),
+    "alignment": _stream(WORDS["alignment"], lambda found: found.alignment[2] - found.chance),
+    "coefficient": _stream(WORDS["coefficient"], lambda found: found.coefficient[2]),
+    "least-coefficient": _stream(WORDS["least-coefficient"], lambda found: np.min(found.coefficient[2:])),
     "implicit": _implicit,
     "through-mask": _through_mask,
-    "largest-lost": _lost(0, "largest effect of removing position from one head, "),
-    "second-lost": _lost(1, "second largest effect of removing position from one head, "),
+    "largest-lost": _lost(0, WORDS["largest-lost"]),
+    "second-lost": _lost(1, WORDS["second-lost"]),
     "sufficient-heads": _figure(
         "sets",
-        "log2 of the number of sufficient heads, ",
+        WORDS["sufficient-heads"],
         lambda cell: float(np.log2(max(1, len(cell.measure("sets").sufficient)))),
         grain=0.1,
     ),
     "positional-heads": _figure(
         "position-sets",
-        "number of heads that need position, ",
+        WORDS["positional-heads"],
         lambda cell: float(len(cell.measure("position-sets").sufficient)),
         grain=0.1,
     ),
-    "norm": _of_costliest("log2 of the most used pair's norm over an even share, ", _norm_of_used),
-    "energy": _of_costliest("log2 of the largest dimension's energy over an even share, ", _massive),
-    "first-breadth": _used(
-        "share of the frequencies used by the first layer's heads, ", lambda cell: _breadth(cell, FIRST_LAYER)
-    ),
-    "growth": _used(
-        "share used in the later layers − share used in the first, ",
-        lambda cell: _breadth(cell, LATER_LAYERS) - _breadth(cell, FIRST_LAYER),
-    ),
+    "norm": _of_costliest(WORDS["norm"], _norm_of_used),
+    "energy": _of_costliest(WORDS["energy"], _massive),
+    "first-breadth": _used(WORDS["first-breadth"], lambda cell: _breadth(cell, FIRST_LAYER)),
+    "growth": _used(WORDS["growth"], lambda cell: _breadth(cell, LATER_LAYERS) - _breadth(cell, FIRST_LAYER)),
     "kept-length": _figure("extrapolation", f"share of the skill kept at {LONGER:g} times the length, ", kept),
     "range-with-speed": _goes_with(
-        "the time until half is learned",
+        WORDS["range-with-speed"],
         lambda cell: cell.half_learned if cell.learned_half else float("inf"),
         lambda cell: cell.looked_back and cell.status != "diverged",
         "diverged, not measured, or accuracy on training examples not evaluated",
         1,
     ),
     "range-with-peak": _goes_with(
-        "the largest ablation effect of a head",
+        WORDS["range-with-peak"],
         lambda cell: float(_costs(cell).max(initial=0.0)),
         lambda cell: look_at(cell) is not None,
         "diverged, not measured, or no skill",

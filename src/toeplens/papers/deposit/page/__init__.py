@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -14,51 +13,34 @@ from toeplens.ground.words import percent, points
 from toeplens.lens import THRESHOLDS
 from toeplens.model import Protocol
 from toeplens.papers.deposit import SCALES, Reproduction
-from toeplens.papers.deposit.page import accuracy, factors, heads, seeds, style, tables
+from toeplens.papers.deposit.measured import recorded
+from toeplens.papers.deposit.page import accuracy, heads, style, tables
 from toeplens.papers.deposit.page.style import PROTOCOL_NAMES, TASKS, name, plain, protocol_title
-from toeplens.papers.deposit.tables import recorded
 from toeplens.report.kit.blocks import Block, numbered
-from toeplens.report.kit.page import Page, ledger, ledger_table, surroundings, write_report
+from toeplens.report.kit.page import Page, ledger, ledger_table, surroundings
 from toeplens.report.kit.tables import DASH, Cell, Table, make_table
 from toeplens.studies import ENOUGH, RULE, CellResult, Entry, Verdict
 from toeplens.studies.kit.verdicts import LEVEL, SIDES
 from toeplens.training.presets import COUNT, DISTANCE
 
 _Maker = Callable[[Reproduction], Block]
-# In page order. True: the figure shows plain encodings only, without variants and the models of other parts.
-_MAKERS: tuple[tuple[_Maker, bool], ...] = (
-    (accuracy.accuracy, True),
-    (partial(accuracy.learning, task=DISTANCE, number=2), True),
-    (partial(accuracy.learning, task=COUNT, number=3), True),
-    (heads.heads, True),
-    (heads.by_encoding, True),
-    (heads.by_layer, True),
-    (heads.cumulative, True),
-    (heads.position, False),
-    (heads.removed, False),
-    (heads.sizes, False),
-    (heads.circuit, True),
-    (factors.switches, False),
-    (accuracy.partial_accuracy, False),
-    (accuracy.layers, False),
-    (accuracy.peaks, False),
-    (accuracy.sinusoid, True),
-    (accuracy.representation, False),
-    (factors.variants, False),
-    (heads.by_rung, False),
-    (heads.by_moment, False),
-    (seeds.strength, False),
-    (seeds.exponent, False),
-    (seeds.lead, False),
-    (seeds.training, False),
-    (seeds.exponents, True),
+_MAKERS: tuple[_Maker, ...] = (  # in page order
+    accuracy.accuracy,
+    *(partial(accuracy.learning, task=task, number=number) for task, number in ((DISTANCE, 2), (COUNT, 3))),
+    *(heads.heads, heads.by_encoding, heads.by_layer, heads.cumulative),
+    *(heads.position, heads.removed, heads.sizes, heads.circuit, tables.switches),
+    *(accuracy.partial_accuracy, accuracy.layers, accuracy.peaks, accuracy.sinusoid, accuracy.representation),
+    *(tables.variants, heads.by_rung, heads.by_moment),
+    *(heads.strength, heads.exponent, heads.lead, heads.training, heads.exponents),
 )
+# figures of plain encodings only, without variants and the models of other parts
+_PLAIN = {*_MAKERS[:7], heads.circuit, accuracy.sinusoid, heads.exponents}
 # figures shown only if their part is in the plan; cells of other parts would show an incomplete figure
 _PART: dict[_Maker, str] = {
-    factors.switches: "factors",
+    tables.switches: "factors",
     accuracy.layers: "partial",
     accuracy.peaks: "partial",
-    factors.variants: "mla",
+    tables.variants: "mla",
     heads.by_rung: "ladder",
     heads.by_moment: "ladder",
 }
@@ -69,18 +51,8 @@ _BESIDE = {"position", "sets", "sets-size", "representation"}
 def blocks(state: Reproduction) -> dict[str, Block]:
     """All non-empty figures by id, numbered in order."""
     encodings, parts = style.plain(state), state.plan.parts
-    asked = [(make, plain) for make, plain in _MAKERS if _PART.get(make, parts[0]) in parts]
-    return numbered(make(encodings if plain else state) for make, plain in asked)
-
-
-def write_page(state: Reproduction) -> Path:
-    """Write the study's report atomically to ``report.html`` in its directory; returns the path."""
-    return write_report(state.directory, render(state))
-
-
-def render(state: Reproduction) -> str:
-    """The report as one self-contained HTML document. Deterministic."""
-    return reproduction_page(state).html()
+    asked = [make for make in _MAKERS if _PART.get(make, parts[0]) in parts]
+    return numbered(make(encodings if make in _PLAIN else state) for make in asked)
 
 
 def reproduction_page(state: Reproduction) -> Page:
@@ -91,8 +63,8 @@ def reproduction_page(state: Reproduction) -> Page:
     known = recorded() if state.plan.seeds < ENOUGH else {}
     seeds = ", ".join(map(str, sorted({key.seed for key in style.planned(state.plan)})))
     deposits_shown = tables.deposit_tables(encodings) if general else []
-    effects = factors.switch_tables(state) if "factors" in state.plan.parts else []
-    variants = factors.variant_tables(state) if "mla" in state.plan.parts else []
+    effects = tables.switch_tables(state) if "factors" in state.plan.parts else []
+    variants = tables.variant_tables(state) if "mla" in state.plan.parts else []
     facts = [("Scale", f"{state.plan.scale}: {scale.about}"), ("Protocols", ", ".join(state.plan.protocols))]
     every = {
         "results": results_table(state),
@@ -101,10 +73,10 @@ def reproduction_page(state: Reproduction) -> Page:
         **({f"accuracy-{task}": tables.accuracy_table(encodings, task) for task in style.TASKS} if general else {}),
         **{f"kinds-{i}": kinds for i, (_, kinds, _) in enumerate(deposits_shown)},
         **{f"deposits-{i}": each for i, (*_, each) in enumerate(deposits_shown)},
-        **({"strongest": factors.strongest_table(state)} if effects else {}),
+        **({"strongest": tables.strongest_table(state)} if effects else {}),
         **{f"effects-{i}": each for i, each in enumerate(effects)},
         **{f"variants-{i}": each for i, each in enumerate(variants)},
-        **({"steps": factors.steps_table(state)} if variants else {}),
+        **({"steps": tables.steps_table(state)} if variants else {}),
         "run": surroundings(state, "cells", [*facts, ("Seeds", f"{seeds} (of weights, order and data)")]),
         "settings": tables.settings_table(state),
         "models": tables.models_table(state),
@@ -142,14 +114,6 @@ def reproduction_page(state: Reproduction) -> Page:
 
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-# the papers' central claims, in their order
-_CENTRAL = (
-    "task1-rope-best",
-    "task1-nope-relative-fail",
-    "deposit-first-layer",
-    "deposit-only-rope",
-    "mla-removes-deposit",
-)
 
 
 def tallies(state: Reproduction) -> dict[Protocol, Counter[Verdict]]:
@@ -161,16 +125,6 @@ def tallies(state: Reproduction) -> dict[Protocol, Counter[Verdict]]:
     return found
 
 
-_ANSWERS: dict[Verdict, str] = {
-    "holds": "yes",
-    "holds in part": "in part",
-    "fails": "no",
-    "leans to hold": "indicatively yes",
-    "leans to fail": "indicatively no",
-    "undecided": "not decided",
-}
-
-
 def answers(state: Reproduction) -> list[dict[str, Any]]:
     """Per protocol: is the claim of a single-head deposit in the first layer right, and by which number?"""
     found: list[dict[str, Any]] = []
@@ -179,7 +133,7 @@ def answers(state: Reproduction) -> list[dict[str, Any]]:
             continue
         part: dict[str, Any] = {
             "name": protocol_title(entry.protocol),
-            "word": _ANSWERS[entry.verdict],
+            "word": style.TEXTS["answers"][entry.verdict],
             "encoding": "RoPE without a sinusoid" if entry.protocol == "released" else "RoPE",
             "mean": None,
         }
@@ -195,7 +149,7 @@ def answers(state: Reproduction) -> list[dict[str, Any]]:
 
 def central(state: Reproduction) -> list[list[Entry]]:
     found = {entries[0].claim.id: entries for entries in ledger(state.entries)}
-    return [found[each] for each in _CENTRAL if each in found]
+    return [found[each] for each in style.TEXTS["central"] if each in found]
 
 
 def opposite(state: Reproduction) -> list[list[Entry]]:

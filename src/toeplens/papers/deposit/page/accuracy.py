@@ -14,14 +14,13 @@ import plotly.graph_objects as go
 from toeplens.ground.words import fixed, percent, whole
 from toeplens.model import Protocol
 from toeplens.papers.deposit import SCALES, Reproduction, Row, title
-from toeplens.papers.deposit.factors import concentrated
-from toeplens.papers.deposit.labels import Label
+from toeplens.papers.deposit.measured import concentrated
 from toeplens.papers.deposit.page import style
-from toeplens.papers.deposit.page.heads import SHARE, heat_panel
+from toeplens.papers.deposit.page.heads import SHARE, heatmap
+from toeplens.papers.deposit.spec import Label
 from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View
-from toeplens.report.kit.canvas import Canvas, guess_levels, guesses_across, guesses_down
+from toeplens.report.kit.canvas import Canvas, dots, guess_levels, guesses_across, guesses_down
 from toeplens.report.kit.colours import GUESS, PINK, faded
-from toeplens.report.kit.dots import dots
 from toeplens.studies import CellResult, Results
 from toeplens.training.presets import DISTANCE
 
@@ -354,18 +353,6 @@ def _described(text: str, cells: Sequence[CellResult], layer: int) -> str:
     return f"<b>{text}</b>, layer {layer + 1}<br>seeds: {each}"
 
 
-_SHOWN: dict[str, tuple[str, str]] = {
-    "alignment": ("share of the positional variance in the sinusoid’s directions", "share"),
-    "coefficient": ("remaining share of the sinusoid (1: all, 0: none)", "coefficient"),
-    "variance_share": ("positional share of the stream’s variance", "share"),
-    "decodability": ("R² of a linear probe for position", "R²"),
-}
-_COMPARED: dict[Protocol, tuple[str, ...]] = {
-    "released": ("rope", "absolute", "rope-alone"),
-    "paper": ("rope-absolute", "absolute", "rope"),
-}
-
-
 def sinusoid(state: Reproduction) -> Block:
     limit = style.drop_limit(state)
 
@@ -373,7 +360,7 @@ def sinusoid(state: Reproduction) -> Block:
         pair = ("rope-alone", "rope") if protocol == "released" else ("rope", "rope-absolute")
         under = state.results.under(protocol)
         first = [cell for label in pair for cell in under.of(DISTANCE, label)[:1]]
-        maps = [heat_panel(cell, limit) for cell in first if cell.ablation is not None]
+        maps = [heatmap(cell, limit) for cell in first if cell.ablation is not None]
         accuracies = accuracy_panel(state, protocol, DISTANCE, (*pair, "absolute"), "Test accuracy")
         return [accuracies, *maps] if maps and accuracies else []
 
@@ -391,7 +378,7 @@ def representation(state: Reproduction) -> Block:
     views = [
         style.beside(state, partial(draw, task=task, quantity=quantity, axis=axis), f"{name}: {what}")
         for task, name in style.TASKS.items()
-        for quantity, (what, axis) in _SHOWN.items()
+        for quantity, (what, axis) in style.TEXTS["stream"].items()
     ]
     return style.block("representation", views, legend=style.legend(state, labels))
 
@@ -399,7 +386,7 @@ def representation(state: Reproduction) -> Block:
 def _measured(state: Reproduction, protocol: Protocol, task: str, quantity: str) -> dict[str, dict[int, list[float]]]:
     """By encoding and seed, a quantity of the residual stream by layer; without encodings for which it is undefined."""
     under, found = state.results.under(protocol), {}
-    for label in _COMPARED[protocol]:
+    for label in style.TEXTS["compared"][protocol]:
         cells = [cell for cell in under.of(task, label) if cell.measure("representation")]
         values = {cell.key.seed: list(getattr(cell.measure("representation"), quantity)) for cell in cells}
         if np.isfinite(list(values.values())).any():

@@ -15,11 +15,10 @@ from toeplens.ground.words import points, signed
 from toeplens.lens import Estimate
 from toeplens.model import Protocol
 from toeplens.papers.deposit import PARTS, SCALES, Plan, Reproduction, title
-from toeplens.papers.deposit.labels import PARTIAL, SWITCHES, Label
-from toeplens.report.kit.blocks import Group, Panel, Ramp, Sign, View
+from toeplens.papers.deposit.spec import PARTIAL, SWITCHES, Label
+from toeplens.report.kit.blocks import Group, Panel, Ramp, Sign, Texts, View
+from toeplens.report.kit.canvas import Series
 from toeplens.report.kit.colours import FAMILIES, OTHER, layer_look
-from toeplens.report.kit.dots import Series
-from toeplens.report.kit.texts import Texts
 from toeplens.studies import Cell, CellResult, Key, Results
 from toeplens.training.presets import COUNT, DISTANCE
 

@@ -15,29 +15,17 @@ from plotly.colors import sample_colorscale
 
 from toeplens.ground.words import duration, fixed
 from toeplens.lens import Estimate
-from toeplens.papers.positional_symbolic.pretrained.claims import by_text
 from toeplens.papers.positional_symbolic.pretrained.parts import BANDS, DRAWS, Heads, by_speed, effects_of
-from toeplens.papers.positional_symbolic.pretrained.study import Pretrained
-from toeplens.report.auditing.figures import by_band
-from toeplens.report.kit.blocks import Block, Panel, Ramp, Sign, View, numbered
+from toeplens.papers.positional_symbolic.pretrained.study import Pretrained, by_text
+from toeplens.report.auditing.page import by_band
+from toeplens.report.kit.blocks import Block, Panel, Ramp, Sign, Texts, View, numbered
 from toeplens.report.kit.canvas import Canvas, heat, plain
 from toeplens.report.kit.colours import BLUE, DEPTHS, GREEN, GREY, ORANGE
-from toeplens.report.kit.page import Page, ledger, ledger_table, machine_rows, write_report
+from toeplens.report.kit.page import Page, ledger, ledger_table, machine_rows
 from toeplens.report.kit.tables import Cell, Table, code, make_table
-from toeplens.report.kit.texts import Texts
 from toeplens.report.probing.page import behaviours_table
 from toeplens.studies.kit.verdicts import ENOUGH
 from toeplens.studies.probing import Behaviour, ProbeRecord
-
-
-def write_pretrained(study: Pretrained) -> Path:
-    """Write the study's page atomically to ``report.html`` in its directory; returns the path."""
-    return write_report(study.directory, render_pretrained(study))
-
-
-def render_pretrained(study: Pretrained) -> str:
-    """The page as one self-contained HTML document. Deterministic."""
-    return pretrained_page(study).html()
 
 
 def pretrained_page(study: Pretrained) -> Page:
@@ -85,19 +73,12 @@ def _run_table(study: Pretrained) -> Table:
 
 _TEXTS = Texts(Path(__file__).with_name("page.yaml"))
 _KINDS = {"text": "The model", "random": "Random weights", "shuffled": "Tokens in random order"}
-_MAPPED = {
-    "positional": "positional share",
-    "symbolic": "symbolic share",
-    "previous": "attention on the previous token",
-    "first": "attention on the first token",
-    "induction": "induction",
-}
 
 
 def maps(study: Pretrained) -> Block:
     heads, views = study.heads("text"), []
     if heads is not None:
-        views += [_map(title, heads, heads.mean(name), 1.0) for name, title in _MAPPED.items()]
+        views += [_map(title, heads, heads.mean(name), 1.0) for name, title in _TEXTS["mapped"].items()]
         intact = study.probes.get("intact")
         if intact is not None and intact.heads:
             scores = {(each.layer, each.head): each.score for each in intact.heads}

@@ -139,7 +139,6 @@ class Examined(State):
         return RULE.replace("seed", self.plan.units.removesuffix("s"))
 
     def asked(self) -> dict[str, Any]:
-        """The plan."""
         return asdict(self.plan)
 
     def found(self) -> dict[str, Any]:
@@ -149,7 +148,6 @@ class Examined(State):
         }
 
     def frames(self) -> dict[str, Callable[[], pa.Table]]:
-        """A table of the heads of all audits, with the audit's name as the first column; and the claims."""
         return {"heads": self._heads} | super().frames()
 
     def _heads(self) -> pa.Table:
@@ -272,7 +270,12 @@ class Making:
             assert self.probing.items
 
     def make(self, name: str, kind: str) -> None:
-        record = self._audit(name) if kind == AUDITED else self._probe(name)
+        if kind == AUDITED:
+            record = self._audit(name)
+        elif name == "intact":
+            record = self.probing.record(heads=True)
+        else:
+            record = self.probing.record(changes_of(name, self.plan, *self._seen))
         write_json(path_of(self.directory, name), record.to_dict())
 
     @cached_property
@@ -333,11 +336,6 @@ class Making:
             keep=self.directory / PIECES / f"{name}.parts" if effects != "none" else None,
             on_progress=lambda what, done, total: self.report(f"{name}, {what}", done, total),
         )
-
-    def _probe(self, name: str) -> ProbeRecord:
-        if name == "intact":
-            return self.probing.record(heads=True)
-        return self.probing.record(changes_of(name, self.plan, *self._seen))
 
     @cached_property
     def _seen(self) -> tuple[list[AuditRecord], ProbeRecord]:
