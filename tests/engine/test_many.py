@@ -161,6 +161,17 @@ def test_one_worker_is_this_process() -> None:
     assert told == [(0, "a", 0), os.getpid(), (1, "b", 2), os.getpid()]
 
 
+def faulty(piece: str, limits: ExecutionOptions, tell: Any) -> None:
+    raise RuntimeError(f"a fault in {piece}")
+
+
+@pytest.mark.heavy
+def test_a_fault_in_a_piece_is_raised_as_it_is_with_its_traceback() -> None:
+    with pytest.raises(RuntimeError, match="a fault in") as raised:
+        spread(faulty, "ab", ExecutionOptions(), 2, on_done=lambda *_: None)
+    assert "in faulty" in str(raised.value.__cause__)
+
+
 def terminated(piece: tuple[bool, Path], limits: ExecutionOptions, tell: Any) -> str | None:
     """One piece has its own process terminated and leaves its work; the other goes on beside it, and then ends."""
     stays, begun = piece

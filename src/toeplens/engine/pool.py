@@ -21,7 +21,7 @@ import torch
 from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, invalid
 from toeplens.ground.errors import first_line
 from toeplens.ground.execution import ClusterOptions, ExecutionOptions, Workers, clocks, cluster_of, ignored_by_children
-from toeplens.ground.machine import cores, within
+from toeplens.ground.machine import cores, out_of_memory, within
 
 Work = Callable[[Any, ExecutionOptions, Callable[..., None]], Any]  # of a piece; must be importable
 _LOOK = 0.1  # seconds between two checks
@@ -131,13 +131,17 @@ def spread(
         raise failure
     if isinstance(failure, BrokenProcessPool) and limits.should_stop():
         return  # workers got SIGTERM before they could handle it
-    if failure is not None:
-        raise EnvironmentFailure(
-            f"A worker {'of the cluster' if cluster.on_ray else 'process'} ended unexpectedly "
-            f"({type(failure).__name__}: {first_line(failure)}). Finished work is saved; run the same command "
-            "to resume, with fewer --workers if memory is short. A script must start its study under "
-            "'if __name__ == \"__main__\":', as each worker imports the script."
-        ) from failure
+    if failure is None:
+        return
+    lost = isinstance(failure, (BrokenProcessPool, OSError)) or type(failure).__module__.partition(".")[0] == "ray"
+    if not lost and not out_of_memory(failure):
+        raise failure  # a fault in the code of an encoding, a task or a measure: its traceback says where
+    raise EnvironmentFailure(
+        f"A worker {'of the cluster' if cluster.on_ray else 'process'} ended unexpectedly "
+        f"({type(failure).__name__}: {first_line(failure)}). Finished work is saved; run the same command "
+        "to resume, with fewer --workers if memory is short. A script must start its study under "
+        "'if __name__ == \"__main__\":', as each worker imports the script."
+    ) from failure
 
 
 def take(left: list[int], after: Mapping[int, int], done: Collection[int]) -> int | None:
