@@ -12,14 +12,13 @@ from markupsafe import Markup
 
 from toeplens.encodings.conformance import CHECKS
 from toeplens.ground import InputError, write_text
-from toeplens.ground.files import is_leftover, make_directory
+from toeplens.ground.files import is_leftover, make_directory, read_yaml
 from toeplens.ground.outputs import free, write_page
 from toeplens.report.kit.blocks import Block, Panel, View
 from toeplens.report.kit.canvas import Canvas, by_sign, plain
 from toeplens.report.kit.colours import BLUE, spectrum
 from toeplens.report.kit.page import plotly, render_page
 from toeplens.studies.card import Card, flat
-from toeplens.studies.kit.claims import read_yaml
 
 COMMAND = "card"
 INDEX, PLOTLY = "index.html", "plotly.js"

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from toeplens.ground import EnvironmentFailure, write_bytes
+from toeplens.ground.files import read_yaml
 from toeplens.report.kit.blocks import Block, Panel, Sign
 from toeplens.report.kit.canvas import untagged
 from toeplens.report.kit.colours import FAMILIES, HEAT, OTHER, PALETTE, head_look
 from toeplens.report.kit.tables import DASH, Cell, Table, slug
-from toeplens.studies.kit.claims import read_yaml
 
 Format = Literal["svg", "png", "pdf"]
 FORMATS: tuple[Format, ...] = ("svg", "png", "pdf")

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from toeplens.ground import InputError, choose, invalid
+from toeplens.ground.files import read_yaml
 from toeplens.ground.words import listed
 from toeplens.model import Protocol, protocol_switches
-from toeplens.studies.kit.claims import read_yaml
 from toeplens.training.presets import COUNT, DISTANCE, PRESETS, PROTOCOLS, Preset, task_sizes
 
 Fields = dict[str, Any]

@@ -21,7 +21,7 @@ from typing import Any
 
 from toeplens.studies.grid import language
 from toeplens.studies.grid.study import Evidence
-from toeplens.studies.kit.claims import Claim, Test, claim_of, read_yaml
+from toeplens.studies.kit.claims import Claim, Test, claim_of, read_claims
 from toeplens.studies.kit.results import CellResult, Figure
 from toeplens.studies.kit.verdicts import Finding, above, below, difference, unknown
 
@@ -112,7 +112,7 @@ _CHECKS: dict[str, Any] = {
     "deposit": _deposit(None),
     "retrieves": _retrieves,
 }
-_DATA = read_yaml(Path(__file__).with_name("claims.yaml"))
+_DATA = read_claims(Path(__file__).with_name("claims.yaml"))
 CLAIMS: tuple[Claim[Evidence], ...] = tuple(
     claim_of(entry, _CHECKS, _DATA["words"], partial(Test, task=TASK)) for entry in _DATA["claims"]
 )

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from toeplens.ground.files import read_yaml
 from toeplens.papers.mathematics.statements import UNIVERSAL, Record
 from toeplens.papers.mathematics.study import Theory
 from toeplens.papers.mathematics.trained import STATES
@@ -20,7 +21,6 @@ from toeplens.report.kit.canvas import Canvas, plain
 from toeplens.report.kit.colours import BLUE, PINK, RED, TINTS
 from toeplens.report.kit.page import Page, ledger, ledger_table
 from toeplens.studies import RULE
-from toeplens.studies.kit.claims import read_yaml
 from toeplens.studies.kit.verdicts import OPEN
 
 _TEXTS = read_yaml(Path(__file__).with_name("page.yaml"))

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from numpy.random import Generator, Philox
 
 from toeplens.ground import invalid
-from toeplens.studies.kit.claims import Claim, claim_of, read_yaml
+from toeplens.studies.kit.claims import Claim, claim_of, read_claims
 from toeplens.studies.kit.verdicts import Finding, opposite
 
 Record = dict[str, Any]  # one experiment with one seed, JSON-serialisable
@@ -30,7 +30,7 @@ UNIVERSAL = (
     "It holds if the search found none. A search is not a proof; the rule says if there is a proof."
 )
 
-DATA = read_yaml(Path(__file__).with_name("statements.yaml"))
+DATA = read_claims(Path(__file__).with_name("statements.yaml"))
 
 
 def universal(what: str, *, tried: int, violations: int, worst: str) -> Finding:

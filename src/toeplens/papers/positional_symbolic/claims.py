@@ -23,7 +23,7 @@ from toeplens.studies.grid import measured as heads
 from toeplens.studies.grid.measured import FIGURES, Relation
 from toeplens.studies.grid.spec import Column
 from toeplens.studies.grid.study import Evidence
-from toeplens.studies.kit.claims import MARGIN, Claim, Test, claim_of, left_out, read_yaml
+from toeplens.studies.kit.claims import MARGIN, Claim, Test, claim_of, left_out, read_claims
 from toeplens.studies.kit.results import ACCURACY, CellResult, Figure
 from toeplens.studies.kit.verdicts import (
     ENOUGH,
@@ -296,7 +296,7 @@ _CHECKS: dict[str, Any] = {
     "extrapolates": _extrapolates,
     "falls": _falls,
 }
-_DATA = read_yaml(Path(__file__).with_name("claims.yaml"))
+_DATA = read_claims(Path(__file__).with_name("claims.yaml"))
 CLAIMS: tuple[Claim[Evidence], ...] = tuple(claim_of(entry, _CHECKS, _DATA["words"]) for entry in _DATA["claims"])
 
 __all__ = ["CLAIMS", "Evidence"]

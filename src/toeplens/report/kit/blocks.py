@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import plotly.graph_objects as go
 
-from toeplens.studies.kit.claims import read_yaml
+from toeplens.ground.files import read_yaml
 
 
 @dataclass(frozen=True)

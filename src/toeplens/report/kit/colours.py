@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from toeplens.studies.kit.claims import read_yaml
+from toeplens.ground.files import read_yaml
 
 _DATA = read_yaml(Path(__file__).with_name("colours.yaml"))
 TINTS: dict[str, str] = _DATA["tints"]

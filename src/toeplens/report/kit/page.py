@@ -23,11 +23,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from toeplens.ground import InputError, write_text
+from toeplens.ground.files import read_yaml
 from toeplens.ground.words import duration, fixed, percent, points, signed
 from toeplens.report.kit.blocks import Block
 from toeplens.report.kit.colours import HEAT
 from toeplens.report.kit.tables import Cell, Table, code, make_table
-from toeplens.studies.kit.claims import read_yaml
 from toeplens.studies.kit.verdicts import verdict_text
 from toeplens.version import __version__
 

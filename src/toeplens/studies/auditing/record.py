@@ -15,11 +15,11 @@ from pydantic import ConfigDict, Field, ValidationError, create_model
 from toeplens.ground import reading
 from toeplens.ground.cache import Cache
 from toeplens.ground.errors import sentence
+from toeplens.ground.files import read_yaml
 from toeplens.ground.records import NearlyShare, Record
 from toeplens.lens import EstimateCheck
 from toeplens.sources.huggingface.calls import Kind, Side
 from toeplens.sources.huggingface.outcome import Effect
-from toeplens.studies.kit.claims import read_yaml
 from toeplens.studies.kit.kernels import Decay, KernelEnds
 from toeplens.version import __version__
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
+from toeplens.ground.files import read_yaml
 from toeplens.ground.words import fixed, listed, power, significant, spans
 from toeplens.studies.auditing.record import AuditRecord, BandRecord, HeadRecord, LayerRecord, Number
-from toeplens.studies.kit.claims import read_yaml
 
 _TEXTS: dict[str, Any] = read_yaml(Path(__file__).with_name("words.yaml"))
 PATTERN = 0.5  # a head has a pattern if more than this share of its attention follows it

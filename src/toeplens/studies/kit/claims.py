@@ -15,8 +15,7 @@ from pathlib import Path
 from string import Template
 from typing import Any, Generic, TypeVar
 
-import yaml
-
+from toeplens.ground.files import read_yaml
 from toeplens.ground.words import listed
 from toeplens.model import Protocol
 from toeplens.studies.kit.results import ONLY_SKILLED, UNRULED, Figure, Results
@@ -141,7 +140,6 @@ class Claim(Generic[Data]):
 
 # ---- claims in YAML --------------------------------------------------------------------------------------------------
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if libyaml is there
 _WORDS = {
     "better": BETTER,
     "stopped": STOPPED,
@@ -151,9 +149,9 @@ _WORDS = {
 }
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The content of a YAML file; in its ``words``, and in texts that `claim_of` reads, ``$name`` stands for a word."""
-    content = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
+def read_claims(path: Path) -> dict[str, Any]:
+    """A YAML file of claims; in its ``words``, and in texts that `claim_of` reads, ``$name`` stands for a word."""
+    content = read_yaml(path)
     words = dict(_WORDS)
     for name, text in content.get("words", {}).items():
         words[name] = Template(text).substitute(words)
@@ -174,7 +172,7 @@ def claim_of(
 
     Arguments
         known   figures, whose options are those of `Test`, and checks: functions of a study's data and their options
-        words   the file's words (`read_yaml`)
+        words   the file's words (`read_claims`)
         kind    `Test`, or what makes a test of a figure and options in its place
         common  options of all tests
     """

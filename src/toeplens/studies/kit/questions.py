@@ -18,12 +18,12 @@ from jaxtyping import Int
 from torch import Tensor
 
 from toeplens.ground import InputError, invalid, reading
+from toeplens.ground.files import read_yaml
 from toeplens.ground.records import NearlyShare, Record
 from toeplens.lens import retrieval
 from toeplens.sources.huggingface import AttentionCall, captured
 from toeplens.sources.huggingface.load import Loaded
 from toeplens.sources.huggingface.model import token_ids
-from toeplens.studies.kit.claims import read_yaml
 from toeplens.studies.kit.options import Asked
 
 Behaviour = Literal["loss", "needle", "no needle", "copying", "counting", "order"]  # behaviours that a probe measures

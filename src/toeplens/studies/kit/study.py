@@ -422,7 +422,7 @@ def gather_cells(directory: Path, cells: Sequence[Cell], environment: dict[str, 
     done = finished = 0
     for cell in cells:
         run_directory = directory / RUNS / cell.job.spec.name
-        if not (run_directory / "spec.json").exists():
+        if not (run_directory / SPEC).exists():
             continue
         run = Run.open(run_directory)
         done += run.step if run.status == "stopped" else cell.job.spec.total_steps

@@ -11,7 +11,7 @@ from typing import Any
 from toeplens.papers.deposit.measured import END, Look, Measure, in_order, look_at
 from toeplens.papers.deposit.spec import Label, title
 from toeplens.studies.kit import claims
-from toeplens.studies.kit.claims import MARGIN, deviation, left_out, read_yaml
+from toeplens.studies.kit.claims import MARGIN, deviation, left_out, read_claims
 from toeplens.studies.kit.results import ACCURACY, SKILLED, CellResult, Figure, Results, skill
 from toeplens.studies.kit.verdicts import (
     ENOUGH,
@@ -30,7 +30,7 @@ from toeplens.studies.kit.verdicts import (
 from toeplens.training.presets import COUNT, DISTANCE, starting_spec
 from toeplens.training.spec import run_spec
 
-DATA = read_yaml(Path(__file__).with_name("claims.yaml"))
+DATA = read_claims(Path(__file__).with_name("claims.yaml"))
 WORDS: dict[str, str] = DATA["figures"]
 
 # ---- labels ----------------------------------------------------------------------------------------------------------

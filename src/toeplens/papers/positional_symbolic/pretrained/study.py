@@ -40,7 +40,7 @@ from toeplens.papers.positional_symbolic.pretrained.parts import (
 from toeplens.sources.huggingface import captured
 from toeplens.sources.huggingface.load import Dtype, Loaded, load_model
 from toeplens.studies.auditing.record import AuditRecord, files_of
-from toeplens.studies.kit.claims import Claim, Entry, claim_of, deviation, judge_all, read_yaml
+from toeplens.studies.kit.claims import Claim, Entry, claim_of, deviation, judge_all, read_claims
 from toeplens.studies.kit.study import STUDY, Kept
 from toeplens.studies.kit.verdicts import (
     LEVEL,
@@ -309,7 +309,7 @@ _CHECKS = {
     "worth": _worth,
     "concentrated": _concentrated,
 }
-_DATA = read_yaml(Path(__file__).with_name("claims.yaml"))
+_DATA = read_claims(Path(__file__).with_name("claims.yaml"))
 CLAIMS: tuple[Claim[Examined], ...] = tuple(claim_of(entry, _CHECKS, _DATA["words"]) for entry in _DATA["claims"])
 
 
