@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -177,6 +177,7 @@ class LayerTrace:
 Replacement = list[Tensor] | Literal["position"] | None
 
 
+@runtime_checkable
 class Source(Protocol):
     """A model that can be traced and replayed, such as `toeplens.sources.DecoderSource`.
 
