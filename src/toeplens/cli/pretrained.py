@@ -116,7 +116,7 @@ def probe(
     Also reports loss by position. Give --change to compare with interventions.
     """
     from toeplens.cli import audit_output, console
-    from toeplens.report import write_probe
+    from toeplens.report import write_report
     from toeplens.sources.huggingface.load import called_of, open_model
     from toeplens.studies import probing
     from toeplens.studies.auditing.inputs import read_text, read_tokens
@@ -138,7 +138,7 @@ def probe(
         changes = changes_of(loaded, wishes)
         found = probing.probe(loaded, data, changes=changes, asked=asked, heads=heads, seed=seed, on_progress=progress)
         probing.save_probe(found, out)
-        page = write_probe(found, out)
+        page = write_report(out, found.page())
     if as_json:
         console.print_json({**found.to_dict(), "page": str(page)})
         return

@@ -173,7 +173,6 @@ def kind_of(directory: Path) -> tuple[type[Any], Callable[[Any], Page]]:
 def page_in(directory: Path) -> Page:
     """The page of the audit, probe, study or record in a directory."""
     from toeplens.report.auditing.page import audit_page
-    from toeplens.report.probing.page import probe_page
     from toeplens.studies import auditing, probing
     from toeplens.studies.kit.study import study_in
 
@@ -181,7 +180,7 @@ def page_in(directory: Path) -> Page:
         found = auditing.open_audit(directory)
         return audit_page(found, auditing.parquet_of(found))
     if (directory / probing.RECORD).is_file():
-        return probe_page(probing.open_probe(directory))
+        return probing.open_probe(directory).page()
     if study_in(directory) is None:
         what = "contains no study, audit, probe or record of one" if directory.exists() else "does not exist"
         raise InputError(f"directory: {directory} {what}.")

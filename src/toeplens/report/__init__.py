@@ -14,23 +14,25 @@ if TYPE_CHECKING:
     from toeplens.report.decomposition import render_structure, write_structure
     from toeplens.report.grid.page import render_grid, write_grid
     from toeplens.report.kit.page import PAGE
-    from toeplens.report.probing.page import render_probe, write_probe
+    from toeplens.report.page import Figure, Page, Section, write_report
 
 __all__ = [
     "PAGE",
+    "Figure",
+    "Page",
+    "Section",
     "free_for_cards",
     "render_audit",
     "render_card",
     "render_comparison",
     "render_grid",
-    "render_probe",
     "render_structure",
     "write_audit",
     "write_card",
     "write_cards",
     "write_comparison",
     "write_grid",
-    "write_probe",
+    "write_report",
     "write_structure",
 ]
 __getattr__ = lazy(__name__, __file__)

@@ -16,7 +16,6 @@ from scipy.stats import binomtest
 from tests.studies.probing.models import TEXT, saved, tokenizer
 
 from toeplens.ground import InputError
-from toeplens.report import render_probe
 from toeplens.sources.huggingface import AttentionCall, Change, captured, intervened, load_model
 from toeplens.studies.kit.questions import Writer
 from toeplens.studies.probing import Asked, ProbeRecord, open_probe, probe, save_probe
@@ -118,8 +117,8 @@ def test_it_comes_back_as_it_was_written_and_is_a_page(found: ProbeRecord, tmp_p
     save_probe(found, tmp_path)
     again = open_probe(tmp_path)
     assert again == found
-    page = render_probe(again)
-    assert page == render_probe(found)
+    page = again.page().html()
+    assert page == found.page().html()
     assert "layer 1: rotation frozen" in page
     assert "layer 2, head 2: zero-ablated" in page
     damaged = json.loads((tmp_path / "probe.json").read_text())
@@ -149,7 +148,7 @@ def test_token_ids_are_probed_without_a_tokenizer(model: Path, tmp_path: Path) -
     assert {item.behaviour for item in found.items} == {"loss", "copying"}
     assert found.changes == found.heads == ()
     assert all(row.changed_nats is None for row in found.items)
-    page = render_probe(found)
+    page = found.page().html()
     assert "Needles" not in page
     own = load_model(str(model), device="cpu").model
     item = Writer(None, ids.ravel(), 0).items(ASKED)[0]

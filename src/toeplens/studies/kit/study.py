@@ -34,6 +34,7 @@ from toeplens.ground.reading import LARGEST, Count, Number, Positive, Text, Trut
 from toeplens.ground.records import Record
 from toeplens.model import Decoder
 from toeplens.studies.kit.claims import Entry
+from toeplens.studies.kit.pages import HasPage
 from toeplens.studies.kit.results import CLAIMS, FRAMES, CellResult, Key, Results, table
 from toeplens.studies.kit.verdicts import RULE
 from toeplens.training import Run, Segment, environment
@@ -85,7 +86,7 @@ def read_record(path: Path) -> Kept:
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
+class State(HasPage):
     """A study's state on disk; a subclass is a kind of study."""
 
     NAME: ClassVar[str]  # the kind in study.json

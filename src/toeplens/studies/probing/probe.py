@@ -27,6 +27,7 @@ from toeplens.sources.huggingface.model import library
 from toeplens.sources.huggingface.prediction import Predictions, predictions
 from toeplens.studies.kit.changes import VERSIONS, failures_of, told
 from toeplens.studies.kit.options import SEEDS, Asked
+from toeplens.studies.kit.pages import HasPage
 from toeplens.studies.kit.questions import Behaviour, HeadRetrieval, Item, Writer, batches, retrieval_of
 
 _ENOUGH = 8  # minimum number of items for a bootstrap; otherwise Student's t interval
@@ -78,10 +79,11 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class ProbeRecord(Record):
+class ProbeRecord(HasPage, Record):
     """The results of a probe."""
 
     WORDS = "probe"
+    PAGE = "toeplens.report.probe:probe_page"
 
     about: dict[str, Any]  # the model, the text, the settings, versions, seconds
     changes: tuple[reading.Text, ...]  # interventions on the attention

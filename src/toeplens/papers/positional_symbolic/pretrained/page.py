@@ -23,7 +23,7 @@ from toeplens.report.kit.canvas import Canvas, heat, plain
 from toeplens.report.kit.colours import BLUE, DEPTHS, GREEN, GREY, ORANGE
 from toeplens.report.kit.page import Page, ledger, ledger_table, machine_rows
 from toeplens.report.kit.tables import Cell, Table, code, make_table
-from toeplens.report.probing.page import behaviours_table
+from toeplens.report.probe import behaviours_table
 from toeplens.studies.kit.verdicts import ENOUGH
 from toeplens.studies.probing import Behaviour, ProbeRecord
 

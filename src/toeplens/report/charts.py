@@ -1,0 +1,272 @@
+"""Charts as functions of tidy tables: one row per mark, one column per fact. They are Altair charts.
+
+A page, a notebook and a paper show the same chart: `sized` fits it to a width, and `describe` puts it into words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import altair as alt
+import pyarrow as pa
+
+from toeplens.report.theme import Style, config
+
+Rows = pa.Table | Iterable[Mapping[str, Any]]
+Chart = alt.Chart | alt.LayerChart | alt.FacetChart | alt.VConcatChart | alt.HConcatChart
+PERCENT, SHARE = ".1%", ".2f"  # d3 formats of accuracies and of shares
+_LABELLED = 16  # rows and columns up to which cells show their numbers
+
+
+def data(rows: Rows) -> alt.Data:
+    """The rows of a chart; values that are not finite are left out (drawn as gaps)."""
+    each = rows.to_pylist() if isinstance(rows, pa.Table) else rows
+    return alt.Data(values=[{key: _plain(value) for key, value in row.items()} for row in each])
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "item"):  # a number of numpy or torch
+        value = value.item()
+    return (float(f"{value:.5g}") if math.isfinite(value) else None) if isinstance(value, float) else value
+
+
+def names(field: str, values: Iterable[str], title: str | None = None) -> dict[str, Any]:
+    """Options of a categorical channel that keeps the order of ``values``."""
+    return {"field": field, "type": "nominal", "title": title, "sort": list(dict.fromkeys(values))}
+
+
+def number(field: str, title: str, **options: Any) -> dict[str, Any]:
+    """Options of a channel of numbers; ``format`` is the d3 format of its axis."""
+    scale = {name: options.pop(name) for name in ("domain", "zero", "clamp") if name in options}
+    scale |= {"type": kind} if (kind := options.pop("kind", None)) else {}
+    axis = {name: options.pop(name) for name in ("format", "values", "tickCount", "labels", "grid") if name in options}
+    made = {"field": field, "type": "quantitative", "title": title, **options}
+    return made | ({"scale": scale} if scale else {}) | ({"axis": axis} if axis else {})
+
+
+def tooltip(**fields: str) -> list[alt.Tooltip]:
+    """What a mark says when pointed at: title by field, with a d3 format after ``|`` (``"Accuracy|.1%"``)."""
+    made = []
+    for field, text in fields.items():
+        title, _, form = text.partition("|")
+        kind = "quantitative" if form else "nominal"
+        made.append(alt.Tooltip(field=field, type=kind, title=title, **({"format": form} if form else {})))
+    return made
+
+
+def looks(field: str, styles: Iterable[Style], *, shape: bool = True, title: str | None = None) -> dict[str, Any]:
+    """The channels ``color`` and ``shape`` of a series named by its title, with one legend for both."""
+    each = list({style.title: style for style in styles}.values())
+    order = [style.title for style in each]
+    legend = alt.Legend(title=title, symbolType="circle") if len(each) > 1 else None
+    common = {"field": field, "type": "nominal", "legend": legend if not shape else alt.Legend(title=title)}
+    if len(each) < 2:
+        common["legend"] = None
+    made = {"color": alt.Color(**common, scale=alt.Scale(domain=order, range=[style.colour for style in each]))}
+    if shape:
+        made["shape"] = alt.Shape(**common, scale=alt.Scale(domain=order, range=[style.shape for style in each]))
+    return made
+
+
+def curves(
+    rows: Rows,
+    x: Mapping[str, Any],
+    y: Mapping[str, Any],
+    styles: Iterable[Style],
+    *,
+    series: str = "series",
+    low: str = "",
+    high: str = "",
+    points: bool = True,
+    tips: Sequence[alt.Tooltip] = (),
+    levels: Mapping[str, float] | None = None,
+) -> alt.LayerChart:
+    """Lines over a numeric axis, one per series, with a band from ``low`` to ``high`` if these columns are named.
+
+    levels  horizontal reference lines: value by label
+    """
+    base = alt.Chart(data(rows)).encode(x=alt.X(**x), **looks(series, styles, shape=points))
+    layers: list[Any] = [reference(levels)] if levels else []
+    if low:
+        edges = {"y": alt.Y(field=low, type="quantitative"), "y2": alt.Y2(field=high)}
+        layers.append(base.mark_area(opacity=0.15, point=False, clip=True).encode(**edges))
+    told = list(tips) or [alt.Tooltip(field=series, type="nominal"), *(alt.Tooltip(**_tip(each)) for each in (x, y))]
+    return alt.layer(*layers, base.mark_line(clip=True, point=points).encode(y=alt.Y(**y), tooltip=told))
+
+
+def _tip(channel: Mapping[str, Any]) -> dict[str, Any]:
+    return {"field": channel["field"], "type": channel["type"], "title": channel["title"]}
+
+
+def intervals(
+    rows: Rows,
+    value: Mapping[str, Any],
+    row: Mapping[str, Any],
+    styles: Iterable[Style],
+    *,
+    series: str = "series",
+    low: str = "low",
+    high: str = "high",
+    tips: Sequence[alt.Tooltip] = (),
+    levels: Mapping[str, float] | None = None,
+) -> alt.LayerChart:
+    """Points with their intervals: a row per category, a mark per series, ``row`` and ``value`` as `names`, `number`.
+
+    levels  vertical reference lines: value by label
+    """
+    found = list({style.title: style for style in styles}.values())
+    offset = {"yOffset": alt.YOffset(**names(series, [each.title for each in found]))} if len(found) > 1 else {}
+    base = alt.Chart(data(rows)).encode(y=alt.Y(**row), **looks(series, found), **offset)
+    told = list(tips) or [alt.Tooltip(**_tip(each)) for each in (row, value)]
+    ends = {"x": alt.X(field=low, type="quantitative"), "x2": alt.X2(field=high)}
+    bars = base.mark_rule(strokeWidth=2, opacity=0.6).encode(**ends)
+    marks = base.mark_point().encode(x=alt.X(**value), tooltip=told)
+    return alt.layer(*([reference(levels, vertical=True)] if levels else []), bars, marks)
+
+
+def reference(levels: Mapping[str, float], *, vertical: bool = False) -> alt.LayerChart:
+    """Thin dashed lines at values, with their labels."""
+    rows = alt.Chart(alt.Data(values=[{"level": value, "label": label} for label, value in levels.items()]))
+    at = {("x" if vertical else "y"): alt.X("level:Q") if vertical else alt.Y("level:Q")}
+    text = {"y": alt.value(0), "dy": -6} if vertical else {"x": alt.value("width"), "dy": -5, "align": "right"}
+    place = {name: text.pop(name) for name in ("x", "y") if name in text}
+    line = rows.mark_rule(strokeDash=[4, 3]).encode(**at)
+    return alt.layer(line, rows.mark_text(fontSize=10, **text).encode(text="label:N", **at, **place))
+
+
+def heat(
+    rows: Rows,
+    x: Mapping[str, Any],
+    y: Mapping[str, Any],
+    value: str,
+    *,
+    title: str,
+    domain: tuple[float, float],
+    tips: Sequence[alt.Tooltip],
+    form: str = SHARE,
+    size: int = 0,
+    marks: str = "",
+) -> alt.LayerChart:
+    """A map of numbers by row and column, such as heads by layer; unknown values stay empty.
+
+    Arguments
+        domain  ends of the colour scale: from 0 a scale of one colour, from below 0 one of two with 0 in the middle
+        size    pixels per row (default: 22, less for many rows)
+        marks   column of short texts in the cells (default: the values, if there are at most 16 rows and columns)
+    """
+    values = rows.to_pylist() if isinstance(rows, pa.Table) else list(rows)
+    count = len({row[y["field"]] for row in values})
+    few = max(count, len({row[x["field"]] for row in values})) <= _LABELLED
+    both = domain[0] < 0
+    scale = alt.Scale(domain=list(domain), clamp=True, range=alt.RangeEnum("diverging" if both else "ramp"))
+    if both:
+        scale.domainMid = 0
+    legend = alt.Legend(title=title, format=form, gradientLength=180, gradientThickness=9, titleOrient="left")
+    base = alt.Chart(data(values)).encode(x=alt.X(**x), y=alt.Y(**y), tooltip=list(tips))
+    colour = alt.Color(field=value, type="quantitative", title=title, scale=scale, legend=legend)
+    layers: list[Any] = [base.mark_rect(stroke="transparent").encode(color=colour)]
+    if marks:
+        layers.append(base.mark_text(fontSize=10).encode(text=alt.Text(field=marks, type="nominal")))
+    elif few:
+        layers.append(base.mark_text(fontSize=10).encode(text=alt.Text(field=value, type="quantitative", format=form)))
+    return alt.layer(*layers).properties(height=alt.Step(size or max(6, min(22, 720 // max(1, count)))))
+
+
+def plane(
+    rows: Rows, styles: Iterable[Style], *, tips: Sequence[alt.Tooltip], series: str = "series", size: str = ""
+) -> alt.LayerChart:
+    """Heads by positional and symbolic share (columns ``positional``, ``symbolic``); the rest is interaction.
+
+    size  column with the effect of ablating the head
+    """
+    corners = [{"positional": a, "symbolic": b, "n": n} for n, (a, b) in enumerate([(0, 0), (1, 0), (0, 1), (0, 0)])]
+    axes = {
+        name: number(name, f"{name} share", domain=[0, 1.02], format=SHARE, tickCount=5)
+        for name in ("positional", "symbolic")
+    }
+    x, y = alt.X(**axes["positional"]), alt.Y(**axes["symbolic"])
+    frame = alt.Chart(alt.Data(values=corners)).mark_line(strokeWidth=1, color="#858b95")
+    heads = alt.Chart(data(rows)).mark_point(opacity=0.6).encode(x=x, y=y, tooltip=list(tips), **looks(series, styles))
+    if size:
+        sizes = alt.Scale(type="sqrt", range=[12, 320], domainMin=0)
+        heads = heads.encode(size=alt.Size(field=size, type="quantitative", scale=sizes, legend=None))
+    return alt.layer(frame.encode(x=x, y=y, order="n:Q"), heads).properties(height=360)
+
+
+def grid(chart: Any, field: str, order: Iterable[str], *, columns: int = 3, free: Sequence[str] = ()) -> alt.FacetChart:
+    """Small multiples: one panel for each value of ``field``, with common axes except those in ``free``."""
+    facet = alt.Facet(field=field, type="nominal", title=None, sort=list(dict.fromkeys(order)))
+    made = chart.facet(facet=facet, columns=columns)
+    return made.resolve_scale(**dict.fromkeys(free, "independent")) if free else made
+
+
+# ---- for a page, a notebook and a paper ------------------------------------------------------------------------------
+
+_AXES, _PANEL = 62, 190  # pixels: an axis with its labels; smallest panel
+
+
+def sized(spec: Mapping[str, Any], width: float) -> dict[str, Any]:
+    """A chart's specification for a total width in pixels. Panels go to as many columns as fit (also in page.js)."""
+    made = dict(spec)
+    if "spec" in made and "columns" in made:
+        columns = max(1, min(made["columns"], int(width // (_PANEL + _AXES / 2))))
+        panel = max(_PANEL / 2, (width - _AXES) / columns - _AXES / 2)
+        return made | {"columns": columns, "spec": {**made["spec"], "width": round(panel)}}
+    for several in ("vconcat", "hconcat", "concat"):
+        if several in made:
+            share = width / len(made[several]) if several == "hconcat" else width
+            return made | {several: [sized(each, share) for each in made[several]]}
+    return made | {"width": round(width), "autosize": {"type": "fit-x", "contains": "padding"}}
+
+
+def themed(chart: Any) -> Any:
+    """A chart with the light theme on white, for notebooks and files."""
+    return chart.configure(**config() | {"background": "white"})
+
+
+def describe(spec: Mapping[str, Any]) -> str:
+    """A chart in words: for each of its series, where the smallest and the largest value are."""
+    unit, rows = _first(spec, None)
+    if unit is None or not rows:
+        return ""
+    channels = {name: each for name, each in unit["encoding"].items() if isinstance(each, dict) and "field" in each}
+    by = next(
+        (name for name in ("color", "y", "x", "size") if channels.get(name, {}).get("type") == "quantitative"), ""
+    )
+    if not by:
+        return ""
+    value = channels[by]["field"]
+    places = [each["field"] for name, each in channels.items() if name in ("x", "y") and each["field"] != value]
+    group = next((channels[name]["field"] for name in ("color", "shape") if name in channels and name != by), None)
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if isinstance(row.get(value), int | float):
+            groups.setdefault(str(row.get(group, "")) if group else "", []).append(row)
+    told = []
+    for name, each in list(groups.items())[:12]:
+        low, high = (of(each, key=lambda row: row[value]) for of in (min, max))
+        ends = [f"{row[value]:.3g} ({', '.join(_said(row.get(place)) for place in places)})" for row in (low, high)]
+        told.append((f"{name}: " if name else "") + (ends[0] if low is high else f"from {ends[0]} to {ends[1]}"))
+    title = str(channels[by].get("title") or value)
+    more = f"; and {len(groups) - 12} more" if len(groups) > 12 else ""
+    return f"{title}: {'; '.join(told)}{more}."
+
+
+def _said(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _first(spec: Mapping[str, Any], rows: Any) -> tuple[Mapping[str, Any] | None, Any]:
+    """The last single chart of a specification, which is on top, and its rows."""
+    rows = spec.get("data", {}).get("values", rows)
+    for several in ("layer", "vconcat", "hconcat", "concat"):
+        if several in spec:
+            parts = spec[several] if several == "layer" else spec[several][:1]
+            return next((found for each in reversed(parts) if (found := _first(each, rows))[0]), (None, None))
+    if "spec" in spec:
+        return _first(spec["spec"], rows)
+    mark = spec.get("mark", {})
+    kind = mark.get("type") if isinstance(mark, dict) else mark
+    return (None, None) if kind in ("text", "rule") or "encoding" not in spec else (spec, rows)

@@ -1,0 +1,125 @@
+// Unpacks Vega and the charts, draws each chart when it comes into view in the page's colours and width, sorts tables,
+// saves tables as CSV, and opens the folded part that a link points into.
+(async () => {
+  "use strict";
+  const text = async (id) => {
+    const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (letter) => letter.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  };
+
+  function unfold() {
+    const target = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (!target) return;
+    for (let at = target; at; at = at.parentElement) if (at.tagName === "DETAILS") at.open = true;
+    if (target.matches("tr, section")) target.querySelector("details")?.toggleAttribute("open", target.matches("tr"));
+    target.scrollIntoView();
+  }
+  addEventListener("hashchange", unfold);
+
+  // ---- tables
+  const value = (row, column) => row.cells[column].dataset.value ?? row.cells[column].textContent.trim();
+  function sort(table, head, column) {
+    const down = head.ariaSort !== "descending";
+    table.querySelectorAll("[aria-sort]").forEach((each) => each.removeAttribute("aria-sort"));
+    head.ariaSort = down ? "descending" : "ascending";
+    const number = (row) => parseFloat(value(row, column).replace("−", "-"));
+    const compare = (a, b) => {
+      const [x, y] = [number(a), number(b)];
+      if (Number.isNaN(x) || Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y) || value(a, column).localeCompare(value(b, column));
+      return down ? y - x : x - y;
+    };
+    table.tBodies[0].append(...[...table.tBodies[0].rows].sort(compare));
+  }
+  for (const table of document.querySelectorAll("table.sortable")) {
+    [...table.tHead.rows[table.tHead.rows.length - 1].cells].forEach((head, column) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.append(...head.childNodes);
+      button.addEventListener("click", () => sort(table, head, column));
+      head.append(button);
+    });
+  }
+  const quoted = (cell) => (/[",\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell);
+  for (const place of document.querySelectorAll(".scroll:not(:has(.ledger, .facts))")) {
+    const button = document.createElement("button");
+    button.className = "save";
+    button.textContent = "Save as CSV";
+    button.setAttribute("aria-label", `Save as CSV: ${place.ariaLabel}`);
+    button.addEventListener("click", () => {
+      const rows = [...place.querySelectorAll("tr")].map((row) => [...row.cells].map((cell) => quoted(cell.innerText.trim().replaceAll("\n", " "))).join(","));
+      const link = document.createElement("a");
+      link.href = URL.createObjectURL(new Blob([rows.join("\r\n") + "\r\n"], { type: "text/csv" }));
+      link.download = `${place.ariaLabel.toLowerCase().replace(/[^a-z0-9]+/g, "-")}.csv`;
+      link.click();
+    });
+    place.after(button);
+  }
+
+  // ---- charts
+  const places = [...document.querySelectorAll(".chart")];
+  if (!places.length) return unfold();
+  const words = new Map(places.map((place) => [place, place.textContent]));
+  let charts, themes;
+  try {
+    [charts, themes] = (await Promise.all([text("charts"), text("themes")])).map(JSON.parse);
+    if (document.getElementById("vega")) {
+      const script = document.createElement("script");
+      script.textContent = await text("vega");
+      document.head.append(script);
+      script.remove(); // it has run; a saved copy of the page keeps the packed script
+    }
+    if (!window.vegaEmbed) throw new Error("vega is missing");
+  } catch {
+    return unfold(); // the figures' text alternatives stay
+  }
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const AXES = 62, PANEL = 190; // as in charts.py
+  function sized(spec, width) {
+    if (spec.spec && spec.columns) {
+      const columns = Math.max(1, Math.min(spec.columns, Math.floor(width / (PANEL + AXES / 2))));
+      const panel = Math.max(PANEL / 2, (width - AXES) / columns - AXES / 2);
+      return { ...spec, columns, spec: { ...spec.spec, width: Math.round(panel) } };
+    }
+    for (const several of ["vconcat", "hconcat", "concat"]) {
+      if (!spec[several]) continue;
+      const share = several === "hconcat" ? width / spec[several].length : width;
+      return { ...spec, [several]: spec[several].map((each) => sized(each, share)) };
+    }
+    return { ...spec, width: Math.round(width), autosize: { type: "fit-x", contains: "padding" } };
+  }
+  const drawn = new Map();
+  async function draw(place, light = false) {
+    const width = place.clientWidth;
+    const theme = themes[dark.matches && !light ? "dark" : "light"];
+    if (!width || drawn.get(place) === `${width} ${theme.text.color}`) return;
+    drawn.set(place, `${width} ${theme.text.color}`);
+    const columns = Math.max(1, Math.floor(width / 150));
+    const config = { ...theme, legend: { ...theme.legend, columns } };
+    const spec = sized(charts[place.dataset.chart], width);
+    const actions = { export: true, source: false, compiled: false, editor: false };
+    const options = { mode: "vega-lite", renderer: "svg", ast: true, logLevel: 1, actions, config, downloadFileName: place.dataset.chart };
+    try {
+      await vegaEmbed(place, { $schema: "https://vega.github.io/schema/vega-lite/v6.json", ...spec }, options);
+      const picture = place.querySelector("svg");
+      picture.setAttribute("role", "img");
+      picture.setAttribute("aria-label", words.get(place));
+      place.dataset.drawn = "";
+    } catch (error) {
+      console.error(error);
+      place.textContent = words.get(place);
+    }
+  }
+  const watcher = new IntersectionObserver((entries) => {
+    for (const entry of entries) {
+      if (entry.isIntersecting) draw(entry.target);
+      else drawn.delete(entry.target);
+    }
+  }, { rootMargin: "900px" });
+  const again = () => places.filter((place) => "drawn" in place.dataset).forEach((place) => draw(place));
+  places.forEach((place) => watcher.observe(place));
+  new ResizeObserver(again).observe(document.querySelector("main"));
+  dark.addEventListener("change", again);
+  addEventListener("beforeprint", () => places.forEach((place) => draw(place, true)));
+  addEventListener("afterprint", again);
+  unfold();
+})();

@@ -1,0 +1,300 @@
+"""Pages as data: a question, its answer, one picture, then sections. `Page.html` makes one self-contained HTML file.
+
+Charts are Vega-Lite; the program that draws them comes with vl-convert and is part of the page, which makes no requests.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from hashlib import sha256
+from importlib.resources import files
+from math import floor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import vl_convert
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from toeplens.ground import InputError, choose, write_text
+from toeplens.ground.words import duration
+from toeplens.report.charts import describe, themed
+from toeplens.report.tables import Cell, Table, code, make_table
+from toeplens.report.theme import config
+from toeplens.studies.kit.verdicts import verdict_text
+from toeplens.version import __version__
+
+if TYPE_CHECKING:
+    from toeplens.studies import Entry
+
+PAGE = "report.html"  # the name of a study's page in its directory
+FORMAT = 2  # page format; increased if pages are read or built differently
+SCRIPT = "vega.js"  # the name of the drawing program beside pages that share it
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with its caption.
+
+    Arguments
+        id       its name in `Page.charts`, in links and in files
+        title    what it shows, in a few words
+        chart    an Altair chart
+        caption  units, intervals, how to read it
+        words    text alternative (default: made from the chart's data)
+    """
+
+    id: str
+    title: str
+    chart: Any
+    caption: str = ""
+    words: str = ""
+
+    @cached_property
+    def spec(self) -> dict[str, Any]:
+        """The chart as Vega-Lite, without its configuration."""
+        return {name: each for name, each in self.chart.to_dict().items() if name not in ("config", "$schema")}
+
+    @property
+    def alternative(self) -> str:
+        """Text alternative."""
+        return self.words or describe(self.spec)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of a page: a question, a chart, an answer in a sentence or two, and what is folded below it.
+
+    Arguments
+        title    the question, or the title of what is folded
+        parts    figures, tables and texts (``Markup`` is not escaped), in order
+        details  folded parts, each with its title
+        id       name in links (default: of the first figure)
+    """
+
+    title: str
+    parts: Sequence[Figure | Table | Ledger | str]
+    details: Sequence[Section] = ()
+    id: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name in links."""
+        return self.id or next((each.id for each in self.parts if isinstance(each, Figure)), "")
+
+    def every(self) -> Iterator[Figure | Table | Ledger | str]:
+        """Its parts and those of its details."""
+        yield from self.parts
+        for each in self.details:
+            yield from each.every()
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Claims with their verdicts, one line each; rules and evidence are folded.
+
+    Arguments
+        claims     the entries of each claim, one per protocol
+        protocols  titles of the protocols, by name
+        recorded   verdicts of published records by claim and protocol: name, seeds, verdict
+        what       what a line is called
+    """
+
+    claims: Sequence[Sequence[Entry]]
+    protocols: Mapping[str, str] = field(default_factory=dict)
+    recorded: Mapping[Any, Sequence[tuple[str, str, str]]] = field(default_factory=dict)
+    what: str = "Claim"
+
+    @property
+    def table(self) -> Table:
+        """The claims with their verdicts, for export."""
+        rows = [
+            [each[0].claim.statement, each[0].claim.source, *(verdict_text(entry.verdict) for entry in each)]
+            for each in self.claims
+        ]
+        names = [self.what, "Source", *(list(self.protocols.values()) or ["Verdict"])]
+        return make_table(f"{self.what}s ledger", names, rows)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page before it is rendered.
+
+    Arguments
+        command   the toeplens command that makes it
+        title     title of the browser's window
+        question  what it answers, as the heading
+        answer    one or two sentences with numbers and their uncertainty
+        picture   the chart that shows the answer, if there is one
+        sections  at most six
+        notes     short remarks below the picture: what is incomplete, what one seed can say
+        warnings  remarks that a reader must not miss
+    """
+
+    command: str
+    title: str
+    question: str
+    answer: str
+    picture: Figure | None
+    sections: Sequence[Section]
+    notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+
+    @property
+    def figures(self) -> list[Figure]:
+        """All figures in order, the picture first."""
+        found = [each for section in self.sections for each in section.every() if isinstance(each, Figure)]
+        return [*([self.picture] if self.picture else []), *found]
+
+    @property
+    def tables(self) -> list[Table]:
+        """All tables in order."""
+        every = [each for section in self.sections for each in section.every()]
+        found = [each.table if isinstance(each, Ledger) else each for each in every]
+        return [each for each in found if isinstance(each, Table)]
+
+    def charts(self) -> Charts:
+        """The Altair charts by name."""
+        return Charts({each.id: themed(each.chart) for each in self.figures})
+
+    def html(self, *, script: str = "") -> str:
+        """The page as one HTML document. Deterministic.
+
+        script  path of a separate drawing program, for several pages (default: embedded in the page)
+        """
+        try:
+            specs = json.dumps({each.id: each.spec for each in self.figures}, separators=(",", ":"), allow_nan=False)
+        except ValueError:  # sums of what a damaged record holds
+            raise InputError("report: the record is damaged: a figure has values that are not finite.") from None
+        themes = json.dumps({"light": config(), "dark": config(dark=True)}, separators=(",", ":"))
+        facts = {"specs": pack(specs), "themes": pack(themes), "script": script, "figures": bool(self.figures)}
+        return environment().get_template("report/page.html.j2").render(page=self, **facts)
+
+
+class Charts(dict[str, Any]):
+    """Altair charts by name; an unknown name raises `InputError` with those there are."""
+
+    def __missing__(self, name: str) -> Any:
+        return self[choose("charts", name, self)]
+
+
+def write_report(directory: Path, page: Page) -> Path:
+    """Write a page atomically to ``report.html`` in its directory; returns the path."""
+    path = Path(directory) / PAGE
+    write_text(path, page.html())
+    return path
+
+
+def ledger(entries: Iterable[Entry]) -> list[list[Entry]]:
+    """The entries of each claim, one per protocol, in the study's order."""
+    by_claim: dict[str, list[Entry]] = {}
+    for entry in entries:
+        by_claim.setdefault(entry.claim.id, []).append(entry)
+    return list(by_claim.values())
+
+
+_MACHINE = {
+    "execution": "Execution",
+    "processor": "Processor",
+    "cores": "Cores",
+    "threads": "Threads per process",
+    "gpu": "GPU",
+    "platform": "System",
+    "python": "Python",
+    "torch": "PyTorch",
+    "numpy": "NumPy",
+    "toeplens": "toeplens",
+}
+
+
+def machine_rows(recorded: Mapping[str, Any], without: Iterable[str] = ()) -> list[list[str | Cell]]:
+    """The machine and software of a study, one row per fact."""
+    return [
+        [text, str(recorded.get(key) or ("none" if key == "gpu" else "not recorded"))]
+        for key, text in _MACHINE.items()
+        if key not in without
+    ]
+
+
+def run_table(state: Any, what: str, more: Sequence[tuple[str, str]] = ()) -> Table:
+    """A study's command, progress (in units of ``what``), machine and software."""
+    command, seconds = (state.environment.get(key) for key in ("command", "seconds"))
+    place = Markup("<code>{}</code> (the same numbers as JSON: <code>results.json</code>, <code>claims.json</code>)")
+    there = f"{state.directory} (the same numbers as JSON: results.json, claims.json)"
+    took = f"{duration(seconds)} in total" if seconds else "not recorded"
+    if state.trained_seconds:
+        took += f"; sum of the models' training times: {duration(state.trained_seconds)}"
+    share = f"{floor(1000 * state.share) / 10}% of the training steps"
+    rows: list[list[str | Cell]] = [
+        ["Command", code(command or "not recorded")],
+        ["Directory", Cell(there, html=place.format(state.directory))],
+        *([name, text] for name, text in more),
+        ["Finished", f"{state.finished} of {state.total} {what}, {share}"],
+        ["Time", took],
+        *machine_rows(state.environment),
+    ]
+    return make_table("How it was run", [], rows, css="facts")
+
+
+# ---- rendering -------------------------------------------------------------------------------------------------------
+
+
+@cache
+def environment() -> Environment:
+    """The Jinja environment: templates by path below ``toeplens/``, with shared globals and filters."""
+    loader = PackageLoader("toeplens", "")
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made.globals |= {"asset": asset, "policy": policy, "program": program, "made_by": f"format {FORMAT}, {__version__}"}
+    made.globals["kind_of"] = lambda part: type(part).__name__
+    made.filters |= {"verdict_text": verdict_text, "paragraph": lambda text: Markup("<p>{}</p>").format(text)}
+    return made
+
+
+def asset(file: str) -> Markup:
+    """The content of a style sheet or script, by path below ``toeplens/``, escaped for a script element."""
+    return Markup(_inline((files("toeplens") / file).read_text(encoding="utf-8")))
+
+
+def policy() -> Markup:
+    """The page's Content-Security-Policy: only its own scripts, by hash, and no requests."""
+    allowed = " ".join(_hash(each) for each in (asset("report/page.js"), drawing_program()))
+    return Markup(
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
+        "; base-uri 'none'; form-action 'none'"
+    )
+
+
+@cache
+def _hash(script: str) -> str:
+    return f"'sha256-{base64.b64encode(sha256(script.encode()).digest()).decode()}'"
+
+
+def _inline(script: str) -> str:
+    return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def pack(text: str) -> str:
+    """``text`` compressed, as base64. Deterministic."""
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+@cache
+def drawing_program() -> str:
+    """Vega, Vega-Lite and vega-embed as one script."""
+    return vl_convert.javascript_bundle()
+
+
+@cache
+def program() -> str:
+    """`drawing_program`, packed."""
+    return pack(drawing_program())
+
+
+def bold(text: str) -> Markup:
+    """A text in bold."""
+    return Markup("<b>{}</b>").format(escape(text))

@@ -1,0 +1,92 @@
+"""Colours and shapes of all charts, readable on a light and a dark page, and the Vega configuration of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toeplens.ground.files import read_yaml
+
+_DATA: dict[str, Any] = read_yaml(Path(__file__).with_name("theme.yaml"))
+COLOURS: dict[str, str] = _DATA["colours"]
+SHAPES: dict[str, str] = _DATA["shapes"]  # shape: the same marker as a character, for text and tables
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one series looks in every chart: its title, colour and shape (a Vega symbol)."""
+
+    title: str
+    colour: str
+    shape: str = "circle"
+
+    @property
+    def tint(self) -> str:
+        """The colour, as tables read it."""
+        return self.colour
+
+    @property
+    def glyph(self) -> str:
+        """The shape as a character."""
+        return SHAPES[self.shape]
+
+
+def style(title: str, name: str = "", index: int = 0) -> Style:
+    """The style of a series: that of ``name`` if it has its own, such as ``rope``; else that number ``index`` has."""
+    own = _DATA["series"].get(name)
+    colour, shape = own or _DATA["order"][index % len(_DATA["order"])]
+    return Style(title, COLOURS.get(colour, colour), shape)
+
+
+def styles(titles: Iterable[tuple[str, str]]) -> dict[str, Style]:
+    """Styles of series by name, from pairs of name and title; names without a style of their own take one in turn."""
+    found, free = {}, 0
+    taken: set[tuple[str, str]] = set()
+    pairs = list(titles)
+    for name, title in pairs:
+        if name in _DATA["series"]:
+            found[name] = style(title, name)
+            taken.add((found[name].colour, found[name].shape))
+    for name, title in pairs:
+        if name not in found:
+            made = style(title, index=free)
+            while (made.colour, made.shape) in taken and free < len(_DATA["order"]):
+                free += 1
+                made = style(title, index=free)
+            found[name], free = made, free + 1
+    return {name: found[name] for name, _ in pairs}
+
+
+def config(*, dark: bool = False, font: str = _FONT) -> dict[str, Any]:
+    """The Vega configuration of a chart on a light or a dark page; the background is transparent."""
+    ink, faint, grid = _DATA["dark" if dark else "light"]["ink"]
+    low, middle, high = _DATA["dark" if dark else "light"]["diverging"]
+    title = {"titleColor": ink, "titleFontSize": 12, "titleFontWeight": 500}
+    labels = {"labelColor": faint, "labelFontSize": 11}
+    return {
+        "background": "transparent",
+        "font": font,
+        "aria": False,
+        "view": {"stroke": None, "continuousWidth": 420, "continuousHeight": 260},
+        "axis": {**title, **labels, "gridColor": grid, "domainColor": grid, "tickColor": grid, "labelLimit": 240},
+        "axisX": {"labelAngle": 0, "labelOverlap": True},
+        "axisDiscrete": {"grid": False},
+        "legend": {**title, **labels, "orient": "top", "labelLimit": 260, "titleLimit": 400, "symbolOpacity": 1},
+        "header": {**title, **labels, "labelFontSize": 12, "labelFontWeight": 600, "labelColor": ink},
+        "title": {"color": ink, "anchor": "start", "fontSize": 12, "subtitleColor": faint, "subtitleFontSize": 11},
+        "text": {"color": ink, "fontSize": 11},
+        "rule": {"color": faint},
+        "point": {"filled": True, "size": 55, "opacity": 0.85},
+        "line": {"strokeWidth": 2},
+        "range": {
+            "category": [
+                COLOURS[name] for name in ("blue", "orange", "green", "pink", "purple", "red", "cyan", "brown")
+            ],
+            "diverging": [low, middle, high],
+            "heatmap": [middle, high],
+            "ramp": [middle, high],
+        },
+    }
