@@ -7,23 +7,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-import altair as alt
+import altair
 import pyarrow as pa
 
 from toeplens.report.theme import Style, config
 
 Rows = pa.Table | Iterable[Mapping[str, Any]]
-Chart = alt.Chart | alt.LayerChart | alt.FacetChart | alt.VConcatChart | alt.HConcatChart
+alt: Any = altair  # its stubs refuse channels from dictionaries
+Chart = Any  # of Altair: a chart, layers, or several charts
 PERCENT, SHARE = ".1%", ".2f"  # d3 formats of accuracies and of shares
 _LABELLED = 16  # rows and columns up to which cells show their numbers
 
 
-def data(rows: Rows) -> alt.Data:
+def data(rows: Rows) -> Any:
     """The rows of a chart; values that are not finite are left out (drawn as gaps)."""
-    each = rows.to_pylist() if isinstance(rows, pa.Table) else rows
-    return alt.Data(values=[{key: _plain(value) for key, value in row.items()} for row in each])
+    return alt.Data(values=[{key: _plain(value) for key, value in row.items()} for row in listed(rows)])
+
+
+def listed(rows: Rows) -> list[Mapping[str, Any]]:
+    """The rows as dictionaries."""
+    return cast("pa.Table", rows).to_pylist() if hasattr(rows, "to_pylist") else list(rows)
 
 
 def _plain(value: Any) -> Any:
@@ -32,7 +37,7 @@ def _plain(value: Any) -> Any:
     return (float(f"{value:.5g}") if math.isfinite(value) else None) if isinstance(value, float) else value
 
 
-def names(field: str, values: Iterable[str], title: str | None = None) -> dict[str, Any]:
+def names(field: str, values: Iterable[Any], title: str | None = None) -> dict[str, Any]:
     """Options of a categorical channel that keeps the order of ``values``."""
     return {"field": field, "type": "nominal", "title": title, "sort": list(dict.fromkeys(values))}
 
@@ -46,7 +51,7 @@ def number(field: str, title: str, **options: Any) -> dict[str, Any]:
     return made | ({"scale": scale} if scale else {}) | ({"axis": axis} if axis else {})
 
 
-def tooltip(**fields: str) -> list[alt.Tooltip]:
+def tooltip(**fields: str) -> list[Any]:
     """What a mark says when pointed at: title by field, with a d3 format after ``|`` (``"Accuracy|.1%"``)."""
     made = []
     for field, text in fields.items():
@@ -80,20 +85,21 @@ def curves(
     low: str = "",
     high: str = "",
     points: bool = True,
-    tips: Sequence[alt.Tooltip] = (),
+    tips: Sequence[Any] = (),
     levels: Mapping[str, float] | None = None,
-) -> alt.LayerChart:
+) -> Chart:
     """Lines over a numeric axis, one per series, with a band from ``low`` to ``high`` if these columns are named.
 
     levels  horizontal reference lines: value by label
     """
-    base = alt.Chart(data(rows)).encode(x=alt.X(**x), **looks(series, styles, shape=points))
+    base = alt.Chart(data(rows)).encode(x=alt.X(**x), **looks(series, styles, shape=False))
     layers: list[Any] = [reference(levels)] if levels else []
     if low:
         edges = {"y": alt.Y(field=low, type="quantitative"), "y2": alt.Y2(field=high)}
         layers.append(base.mark_area(opacity=0.15, point=False, clip=True).encode(**edges))
     told = list(tips) or [alt.Tooltip(field=series, type="nominal"), *(alt.Tooltip(**_tip(each)) for each in (x, y))]
-    return alt.layer(*layers, base.mark_line(clip=True, point=points).encode(y=alt.Y(**y), tooltip=told))
+    line = base.mark_line(clip=True, point=points).encode(y=alt.Y(**y), tooltip=told)
+    return alt.layer(*layers, line.encode(**looks(series, styles)) if points else line)
 
 
 def _tip(channel: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,24 +115,25 @@ def intervals(
     series: str = "series",
     low: str = "low",
     high: str = "high",
-    tips: Sequence[alt.Tooltip] = (),
+    tips: Sequence[Any] = (),
     levels: Mapping[str, float] | None = None,
-) -> alt.LayerChart:
+) -> Chart:
     """Points with their intervals: a row per category, a mark per series, ``row`` and ``value`` as `names`, `number`.
 
     levels  vertical reference lines: value by label
     """
-    found = list({style.title: style for style in styles}.values())
+    found, values = list({style.title: style for style in styles}.values()), listed(rows)
     offset = {"yOffset": alt.YOffset(**names(series, [each.title for each in found]))} if len(found) > 1 else {}
-    base = alt.Chart(data(rows)).encode(y=alt.Y(**row), **looks(series, found), **offset)
+    base = alt.Chart(data(values)).encode(y=alt.Y(**row), **looks(series, found, shape=False), **offset)
     told = list(tips) or [alt.Tooltip(**_tip(each)) for each in (row, value)]
     ends = {"x": alt.X(field=low, type="quantitative"), "x2": alt.X2(field=high)}
     bars = base.mark_rule(strokeWidth=2, opacity=0.6).encode(**ends)
-    marks = base.mark_point().encode(x=alt.X(**value), tooltip=told)
-    return alt.layer(*([reference(levels, vertical=True)] if levels else []), bars, marks)
+    marks = base.mark_point().encode(x=alt.X(**value), tooltip=told, **looks(series, found))
+    made = alt.layer(*([reference(levels, vertical=True)] if levels else []), bars, marks)
+    return made.properties(height=len({each[row["field"]] for each in values}) * max(22, 11 * len(found)))
 
 
-def reference(levels: Mapping[str, float], *, vertical: bool = False) -> alt.LayerChart:
+def reference(levels: Mapping[str, float], *, vertical: bool = False) -> Chart:
     """Thin dashed lines at values, with their labels."""
     rows = alt.Chart(alt.Data(values=[{"level": value, "label": label} for label, value in levels.items()]))
     at = {("x" if vertical else "y"): alt.X("level:Q") if vertical else alt.Y("level:Q")}
@@ -144,11 +151,11 @@ def heat(
     *,
     title: str,
     domain: tuple[float, float],
-    tips: Sequence[alt.Tooltip],
+    tips: Sequence[Any],
     form: str = SHARE,
     size: int = 0,
     marks: str = "",
-) -> alt.LayerChart:
+) -> Chart:
     """A map of numbers by row and column, such as heads by layer; unknown values stay empty.
 
     Arguments
@@ -156,7 +163,7 @@ def heat(
         size    pixels per row (default: 22, less for many rows)
         marks   column of short texts in the cells (default: the values, if there are at most 16 rows and columns)
     """
-    values = rows.to_pylist() if isinstance(rows, pa.Table) else list(rows)
+    values = listed(rows)
     count = len({row[y["field"]] for row in values})
     few = max(count, len({row[x["field"]] for row in values})) <= _LABELLED
     both = domain[0] < 0
@@ -171,12 +178,10 @@ def heat(
         layers.append(base.mark_text(fontSize=10).encode(text=alt.Text(field=marks, type="nominal")))
     elif few:
         layers.append(base.mark_text(fontSize=10).encode(text=alt.Text(field=value, type="quantitative", format=form)))
-    return alt.layer(*layers).properties(height=alt.Step(size or max(6, min(22, 720 // max(1, count)))))
+    return alt.layer(*layers).properties(height=count * (size or max(6, min(22, 720 // max(1, count)))))
 
 
-def plane(
-    rows: Rows, styles: Iterable[Style], *, tips: Sequence[alt.Tooltip], series: str = "series", size: str = ""
-) -> alt.LayerChart:
+def plane(rows: Rows, styles: Iterable[Style], *, tips: Sequence[Any], series: str = "series", size: str = "") -> Chart:
     """Heads by positional and symbolic share (columns ``positional``, ``symbolic``); the rest is interaction.
 
     size  column with the effect of ablating the head
@@ -195,7 +200,7 @@ def plane(
     return alt.layer(frame.encode(x=x, y=y, order="n:Q"), heads).properties(height=360)
 
 
-def grid(chart: Any, field: str, order: Iterable[str], *, columns: int = 3, free: Sequence[str] = ()) -> alt.FacetChart:
+def grid(chart: Chart, field: str, order: Iterable[str], *, columns: int = 3, free: Sequence[str] = ()) -> Chart:
     """Small multiples: one panel for each value of ``field``, with common axes except those in ``free``."""
     facet = alt.Facet(field=field, type="nominal", title=None, sort=list(dict.fromkeys(order)))
     made = chart.facet(facet=facet, columns=columns)
@@ -232,9 +237,8 @@ def describe(spec: Mapping[str, Any]) -> str:
     if unit is None or not rows:
         return ""
     channels = {name: each for name, each in unit["encoding"].items() if isinstance(each, dict) and "field" in each}
-    by = next(
-        (name for name in ("color", "y", "x", "size") if channels.get(name, {}).get("type") == "quantitative"), ""
-    )
+    numeric = [name for name, each in channels.items() if each.get("type") == "quantitative"]
+    by = next((name for name in ("color", "y", "x", "size") if name in numeric), "")
     if not by:
         return ""
     value = channels[by]["field"]

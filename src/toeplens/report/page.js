@@ -97,7 +97,7 @@
     const config = { ...theme, legend: { ...theme.legend, columns } };
     const spec = sized(charts[place.dataset.chart], width);
     const actions = { export: true, source: false, compiled: false, editor: false };
-    const options = { mode: "vega-lite", renderer: "svg", ast: true, logLevel: 1, actions, config, downloadFileName: place.dataset.chart };
+    const options = { mode: "vega-lite", renderer: "svg", ast: true, actions, config, downloadFileName: place.dataset.chart };
     try {
       await vegaEmbed(place, { $schema: "https://vega.github.io/schema/vega-lite/v6.json", ...spec }, options);
       const picture = place.querySelector("svg");

@@ -1,6 +1,6 @@
 """Pages as data: a question, its answer, one picture, then sections. `Page.html` makes one self-contained HTML file.
 
-Charts are Vega-Lite; the program that draws them comes with vl-convert and is part of the page, which makes no requests.
+Charts are Vega-Lite. The program that draws them comes with vl-convert and is part of the page: no network is needed.
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ def pack(text: str) -> str:
 @cache
 def drawing_program() -> str:
     """Vega, Vega-Lite and vega-embed as one script."""
-    return vl_convert.javascript_bundle()
+    return vl_convert.javascript_bundle(None)  # type: ignore[arg-type]
 
 
 @cache

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import altair as alt
-
 from toeplens.ground.words import fixed
 from toeplens.lens import Estimate
 from toeplens.report.charts import curves, grid, heat, intervals, names, number, tooltip
@@ -62,9 +60,9 @@ _RETRIEVAL = (
     "that token in the needle (Wu et al. 2024)."
 )
 _LOSS = (
-    "For counting (five numbers) and order (six words) the loss is computed among the choices; chance is 1.61 and 1.79. "
-    "Accuracy: the answer is the most likely one, for needles all of its tokens; for text and copying the share of "
-    "correct tokens."
+    "For counting (five numbers) and order (six words) the loss is computed among the choices; chance is 1.61 and "
+    "1.79. Accuracy: the answer is the most likely one, for needles all of its tokens; for text and copying the share "
+    "of correct tokens."
 )
 
 
@@ -76,8 +74,8 @@ def _answer(record: ProbeRecord) -> str:
         most = max(raised, key=lambda one: one.more_nats.value if one.more_nats else 0.0)
         clear = sum(one.more_nats is not None and one.more_nats.low > 0 for one in raised)
         return (
-            f"{title_of(most.behaviour)} suffers most: the loss rises by {interval(most.more_nats, 2, least=None)} nats "
-            f"per token. {clear} of {len(raised)} behaviours get worse beyond their 95% interval."
+            f"{title_of(most.behaviour)} suffers most: the loss rises by {interval(most.more_nats, 2, least=None)} "
+            f"nats per token. {clear} of {len(raised)} behaviours get worse beyond their 95% interval."
         )
     told = "; ".join(f"{title_of(one.behaviour).lower()} {interval(one.right, 2, most=1)}" for one in each)
     return f"Accuracy with 95% intervals: {told}."
@@ -93,9 +91,7 @@ def behaviours_chart(record: ProbeRecord) -> Any:
                     rows.append({"behaviour": title_of(behaviour), "series": look.title, **_ends(nats)})
     looks = [_INTACT, _CHANGED] if record.changes else [_INTACT]
     titles = [row["behaviour"] for row in rows]
-    return intervals(rows, number("value", "nats per token"), names("behaviour", titles), looks).properties(
-        height=alt.Step(15 * len(looks), **{"for": "position"})
-    )
+    return intervals(rows, number("value", "nats per token"), names("behaviour", titles), looks)
 
 
 def position_chart(record: ProbeRecord) -> Any:
@@ -112,9 +108,8 @@ def position_chart(record: ProbeRecord) -> Any:
 
 def _gain(record: ProbeRecord) -> str:
     found = list(record.summaries("loss", "start"))
-    told = [
-        f"intact, {fixed(found[0].nats.value, 2)} nats in the first bin and {fixed(found[-1].nats.value, 2)} in the last"
-    ]
+    first, last = found[0].nats.value, found[-1].nats.value
+    told = [f"intact, {fixed(first, 2)} nats in the first bin and {fixed(last, 2)} in the last"]
     if record.changes and found[0].changed_nats and found[-1].changed_nats:
         first, last = found[0].changed_nats.value, found[-1].changed_nats.value
         told.append(f"changed, {fixed(first, 2)} and {fixed(last, 2)}")

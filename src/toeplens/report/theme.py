@@ -37,8 +37,8 @@ class Style:
 def style(title: str, name: str = "", index: int = 0) -> Style:
     """The style of a series: that of ``name`` if it has its own, such as ``rope``; else that number ``index`` has."""
     own = _DATA["series"].get(name)
-    colour, shape = own or _DATA["order"][index % len(_DATA["order"])]
-    return Style(title, COLOURS.get(colour, colour), shape)
+    colour, shape = own if own else _DATA["order"][index % len(_DATA["order"])]
+    return Style(title, str(COLOURS.get(colour, colour)), shape)
 
 
 def styles(titles: Iterable[tuple[str, str]]) -> dict[str, Style]:
