@@ -167,7 +167,9 @@ def heat(
     count = len({row[y["field"]] for row in values})
     few = max(count, len({row[x["field"]] for row in values})) <= _LABELLED
     both = domain[0] < 0
-    scale = alt.Scale(domain=list(domain), clamp=True, range=alt.RangeEnum("diverging" if both else "ramp"))
+    scale = alt.Scale(
+        domain=list(domain), clamp=True, interpolate="rgb", range=alt.RangeEnum("diverging" if both else "ramp")
+    )
     if both:
         scale.domainMid = 0
     legend = alt.Legend(title=title, format=form, gradientLength=180, gradientThickness=9, titleOrient="left")
