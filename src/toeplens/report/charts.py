@@ -92,14 +92,14 @@ def curves(
 
     levels  horizontal reference lines: value by label
     """
-    base = alt.Chart(data(rows)).encode(x=alt.X(**x), **looks(series, styles, shape=False))
+    base = alt.Chart().encode(x=alt.X(**x), **looks(series, styles, shape=False))
     layers: list[Any] = [reference(levels)] if levels else []
     if low:
         edges = {"y": alt.Y(field=low, type="quantitative"), "y2": alt.Y2(field=high)}
         layers.append(base.mark_area(opacity=0.15, point=False, clip=True).encode(**edges))
     told = list(tips) or [alt.Tooltip(field=series, type="nominal"), *(alt.Tooltip(**_tip(each)) for each in (x, y))]
     line = base.mark_line(clip=True, point=points).encode(y=alt.Y(**y), tooltip=told)
-    return alt.layer(*layers, line.encode(**looks(series, styles)) if points else line)
+    return alt.layer(*layers, line.encode(**looks(series, styles)) if points else line, data=data(rows))
 
 
 def _tip(channel: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,12 +124,12 @@ def intervals(
     """
     found, values = list({style.title: style for style in styles}.values()), listed(rows)
     offset = {"yOffset": alt.YOffset(**names(series, [each.title for each in found]))} if len(found) > 1 else {}
-    base = alt.Chart(data(values)).encode(y=alt.Y(**row), **looks(series, found, shape=False), **offset)
+    base = alt.Chart().encode(y=alt.Y(**row), **looks(series, found, shape=False), **offset)
     told = list(tips) or [alt.Tooltip(**_tip(each)) for each in (row, value)]
     ends = {"x": alt.X(field=low, type="quantitative"), "x2": alt.X2(field=high)}
     bars = base.mark_rule(strokeWidth=2, opacity=0.6).encode(**ends)
     marks = base.mark_point().encode(x=alt.X(**value), tooltip=told, **looks(series, found))
-    made = alt.layer(*([reference(levels, vertical=True)] if levels else []), bars, marks)
+    made = alt.layer(*([reference(levels, vertical=True)] if levels else []), bars, marks, data=data(values))
     return made.properties(height=len({each[row["field"]] for each in values}) * max(22, 11 * len(found)))
 
 
