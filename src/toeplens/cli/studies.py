@@ -52,8 +52,7 @@ def reproduce(
     from toeplens.cli.progress import StudyProgress, interruptible
     from toeplens.model import Protocol
     from toeplens.papers import deposit as study
-    from toeplens.papers.deposit.page import reproduction_page
-    from toeplens.report.kit.page import write_report
+    from toeplens.report import write_report
     from toeplens.training.presets import PROTOCOLS
 
     choose("scale", scale, study.SCALES)
@@ -72,7 +71,7 @@ def reproduce(
     with interruptible(execution) as limits:
         with progress:
             state = study.reproduce(out, **plan, limits=limits, workers=cluster, on_event=progress)
-        page = write_report(state.directory, reproduction_page(state))
+        page = write_report(state.directory, state.page())
         tables.print_study(state, page, tables.accuracy_tables(state.table), as_json=as_json)
 
 
@@ -156,7 +155,6 @@ def theory(
 def kind_of(directory: Path) -> tuple[type[Any], Callable[[Any], Page]]:
     """For a directory's study: its kind, and the function that makes its page."""
     from toeplens.papers.deposit import Reproduction
-    from toeplens.papers.deposit.page import reproduction_page
     from toeplens.papers.mathematics import Theory
     from toeplens.papers.mathematics.page import theory_page
     from toeplens.papers.positional_symbolic.pretrained import Pretrained
@@ -165,9 +163,9 @@ def kind_of(directory: Path) -> tuple[type[Any], Callable[[Any], Page]]:
     from toeplens.studies.grid import Grid
     from toeplens.studies.kit.study import study_in
 
-    pages = {Pretrained: pretrained_page, Theory: theory_page, Grid: grid_page, Reproduction: reproduction_page}
+    pages = {Pretrained: pretrained_page, Theory: theory_page, Grid: grid_page, Reproduction: Reproduction.page}
     named = {kind.NAME: (kind, page) for kind, page in pages.items()}
-    return named.get(study_in(directory) or "", (Reproduction, reproduction_page))
+    return named.get(study_in(directory) or "", (Reproduction, Reproduction.page))
 
 
 def page_in(directory: Path) -> Page:

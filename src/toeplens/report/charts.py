@@ -205,7 +205,7 @@ def plane(rows: Rows, styles: Iterable[Style], *, tips: Sequence[Any], series: s
 def grid(chart: Chart, field: str, order: Iterable[str], *, columns: int = 3, free: Sequence[str] = ()) -> Chart:
     """Small multiples: one panel for each value of ``field``, with common axes except those in ``free``."""
     facet = alt.Facet(field=field, type="nominal", title=None, sort=list(dict.fromkeys(order)))
-    made = chart.facet(facet=facet, columns=columns)
+    made = chart.facet(facet=facet, columns=columns).properties(usermeta={"axes": _axes(chart.to_dict())})
     return made.resolve_scale(**dict.fromkeys(free, "independent")) if free else made
 
 
@@ -214,12 +214,21 @@ def grid(chart: Chart, field: str, order: Iterable[str], *, columns: int = 3, fr
 _AXES, _PANEL = 62, 190  # pixels: an axis with its labels; smallest panel
 
 
+def _axes(spec: Mapping[str, Any]) -> int:
+    """Pixels for the vertical axis of small multiples, by the longest name on it."""
+    unit, rows = _first(spec, None)
+    y = unit["encoding"].get("y", {}) if unit else {}
+    longest = max((len(str(row[y["field"]])) for row in rows), default=0) if y.get("type") == "nominal" else 0
+    return max(_AXES, min(260, 30 + 6 * longest))
+
+
 def sized(spec: Mapping[str, Any], width: float) -> dict[str, Any]:
     """A chart's specification for a total width in pixels. Panels go to as many columns as fit (also in page.js)."""
     made = dict(spec)
     if "spec" in made and "columns" in made:
         columns = max(1, min(made["columns"], int(width // (_PANEL + _AXES / 2))))
-        panel = max(_PANEL / 2, (width - _AXES) / columns - _AXES / 2)
+        axes = made.get("usermeta", {}).get("axes", _AXES)
+        panel = max(_PANEL / 2, (width - axes) / columns - _AXES / 2)
         return made | {"columns": columns, "spec": {**made["spec"], "width": round(panel)}}
     for several in ("vconcat", "hconcat", "concat"):
         if several in made:

@@ -77,7 +77,7 @@
   function sized(spec, width) {
     if (spec.spec && spec.columns) {
       const columns = Math.max(1, Math.min(spec.columns, Math.floor(width / (PANEL + AXES / 2))));
-      const panel = Math.max(PANEL / 2, (width - AXES) / columns - AXES / 2);
+      const panel = Math.max(PANEL / 2, (width - (spec.usermeta?.axes ?? AXES)) / columns - AXES / 2);
       return { ...spec, columns, spec: { ...spec.spec, width: Math.round(panel) } };
     }
     for (const several of ["vconcat", "hconcat", "concat"]) {

@@ -274,6 +274,9 @@ PAPER_TABLE_1 = {(DISTANCE, "mla"): 88.34, (DISTANCE, "rope"): 92.64, (DISTANCE,
     (COUNT, "nope"): 77.69,
 }
 
+# summary of the ICLR 2026 version, key design 2: accuracy lost on Task 1 without one first-layer head of RoPE, about
+PAPER_DROP = 0.6
+
 
 @dataclass(frozen=True)
 class Row(Record):

@@ -118,6 +118,7 @@ class Reproduction(Gathered):
     """The state of a reproduction."""
 
     NAME, COMMAND, REQUEST = "reproduce", "reproduce", Plan
+    PAGE = "toeplens.papers.deposit.page:reproduction_page"
 
     plan: Plan
     table: list[Row]

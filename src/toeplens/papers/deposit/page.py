@@ -1,0 +1,663 @@
+"""The page of a reproduction: does RoPE deposit positional information in a single attention head?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import product
+from math import isfinite
+from typing import Any, get_args
+
+import numpy as np
+from markupsafe import Markup
+
+from toeplens import tasks
+from toeplens.ground.words import fixed, listed, percent, points, signed, spans
+from toeplens.lens import THRESHOLDS, Estimate
+from toeplens.model import Protocol
+from toeplens.papers.deposit import charts
+from toeplens.papers.deposit.charts import PROTOCOLS, TASKS, TEXTS, family, look, mla_models, models, name, ordered
+from toeplens.papers.deposit.measured import (
+    BASES,
+    ENDS,
+    MEASURES,
+    PAPER_TABLE_1,
+    FactorMeasure,
+    FactorRow,
+    Row,
+    concentrated,
+    decided,
+    factor_wholes,
+    kinds,
+    left_over,
+    recorded,
+    strongest,
+)
+from toeplens.papers.deposit.spec import PARTIAL, SCALES, SWITCH_TITLES, SWITCHES, Label, Scale, title
+from toeplens.papers.deposit.study import Plan, Reproduction
+from toeplens.report.page import Figure, Ledger, Page, Section, ledger, run_table
+from toeplens.report.tables import DASH, Cell, Table, code, make_table
+from toeplens.studies import ENOUGH, RULE, CellResult, Entry, Verdict
+from toeplens.studies.kit.results import BySeed, estimated
+from toeplens.studies.kit.study import Cell as Place
+from toeplens.studies.kit.verdicts import LEVEL, SIDES, verdict_text
+from toeplens.training import RunSpec
+from toeplens.training.presets import COUNT, DISTANCE
+
+Parts = list[Any]  # figures, tables and texts of a section
+
+
+def reproduction_page(state: Reproduction) -> Page:
+    """The page of a reproduction."""
+    pictures = _figure("heads-by-layer", charts.heads_by_layer(state)) or _sweep(state, "share")
+    sections = [
+        *_section("How accurate is each encoding?", "accuracy", _best(state), _accuracy(state)),
+        *_section("Where does position sit?", "deposit", _concentration(state), _deposit(state)),
+        *_section("What changes it?", "changes", _changes_text(state), _changes(state, pictures)),
+        *_section("Why does it happen?", "why", _why_text(state), _why(state)),
+        _claims(state),
+        _run(state),
+    ]
+    return Page(
+        "reproduce",
+        f"Positional encodings and the single-head deposit: {state.plan.scale} scale",
+        "Does RoPE deposit positional information in a single attention head?",
+        answer(state),
+        pictures[0] if pictures else None,
+        sections,
+        _notes(state),
+        _warnings(state),
+    )
+
+
+def _figure(id: str, chart: Any, which: str = "", what: str = "") -> list[Figure]:
+    """The figure of a chart with its text; ``which`` is part of its name, and ``what`` of its title."""
+    heading, caption = TEXTS["figures"][id]
+    return [] if chart is None else [Figure(f"{id}-{which}".strip("-"), f"{heading} {what}".strip(), chart, caption)]
+
+
+def _section(title: str, id: str, text: str, groups: Mapping[str, Parts]) -> list[Section]:
+    """A section that shows the first part of the first group that has any; everything else is folded."""
+    there = {heading: parts for heading, parts in groups.items() if parts}
+    if not there:
+        return []
+    first, (shown, *more) = next(iter(there.items()))
+    folded = there | {first: more}
+    return [Section(title, [shown, text], [Section(head, each) for head, each in folded.items() if each], id)]
+
+
+# ---- the first screen ------------------------------------------------------------------------------------------------
+
+
+def answer(state: Reproduction) -> str:
+    """Per protocol: the verdict on a deposit in the first layer, with its number, interval, seeds and threshold."""
+    parts, rule = [], ""
+    for entry in state.entries:
+        if entry.claim.id != "deposit-first-layer" or entry.protocol is None:
+            continue
+        start = f"{TEXTS['answers'][entry.verdict]} under the {PROTOCOLS[entry.protocol]}: "
+        comparison = entry.findings[0].comparison
+        if comparison is None:
+            parts.append(f"{start}no finished RoPE model can be judged.")
+            continue
+        seen = comparison.seen
+        interval = f"95% interval {' to '.join(map(percent, seen.interval(LEVEL)))}, " if seen.seeds > 1 else ""
+        what = "it loses" if rule else "ablating the most important first-layer head of RoPE loses"
+        parts.append(f"{start}{what} {percent(seen.value)} of the skill ({interval}{_count(seen.seeds, 'seed')}).")
+        rule = f" The claim needs more than {comparison.low:.0%}, and little from every other head."
+    if not parts:
+        return "This study does not test it; the part “core” does. It tests what a deposit depends on."
+    few = f" With {_count(state.plan.seeds, 'seed')} this is only indicative: a verdict needs {ENOUGH}."
+    return " ".join(parts) + rule + (few if state.plan.seeds < ENOUGH else "")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _notes(state: Reproduction) -> list[str]:
+    sizes = [
+        f"{each.model['num_layers']} layers of {each.model['num_heads']} heads, width {each.model['d_model']}, "
+        f"{each.tasks[DISTANCE].paper['length']} tokens"
+        for each in (SCALES[scale] for scale in dict.fromkeys((state.plan.scale, "paper")))
+    ]
+    theirs = f"The paper’s: {sizes[1]}; results can differ at that size." if len(sizes) > 1 else "This is its size."
+    return [
+        "Task 1: the distance between two marked words in a random sequence, which needs position. Task 2: the number "
+        "of marked words, which does not. Skill: accuracy above the best guess from the sequence’s length, as a share "
+        "of what is left to learn.",
+        "Paper protocol: the model of the text, a causal decoder that answers from its last token. Released protocol: "
+        "the authors’ code, which has no causal mask, takes keys and values from the embeddings, and averages over "
+        f"positions. Models: {sizes[0]}. {theirs}",
+    ]
+
+
+def _warnings(state: Reproduction) -> list[str]:
+    found = []
+    if not state.complete:
+        share = f"{100 * state.share:.3g}% of the steps"
+        found.append(f"Not complete: {state.finished} of {state.total} cells are finished ({share}).")
+    if unmeasured := len(state.results.cells) - state.finished:
+        found.append(f"Some measurements of {_count(unmeasured, 'trained model')} are not finished.")
+    gone = [cell.key for cell in state.results.cells if cell.status == "diverged"]
+    if gone:
+        named = [f"{name(k.protocol, k.label)}, {TASKS[k.task]}, {PROTOCOLS[k.protocol]}, seed {k.seed}" for k in gone]
+        more = f"; and {len(gone) - 8} more, see Models" if len(gone) > 8 else ""
+        what = f"{_count(len(gone), 'run')} diverged (infinite or NaN loss; no accuracy)"
+        found.append(f"{what}: {'; '.join(named[:8])}{more}.")
+    return found
+
+
+# ---- accuracy --------------------------------------------------------------------------------------------------------
+
+
+def _accuracy(state: Reproduction) -> dict[str, Parts]:
+    tables = [accuracy_table(state, task) for task in TASKS if _rows(state, task)]
+    curves = [
+        figure
+        for task, what in TASKS.items()
+        for figure in _figure("learning", charts.learning(state, task), task, what)
+    ]
+    shown = _figure("accuracy", charts.accuracy(state))
+    return {"Table 1 beside the paper’s": [*shown, *tables] if shown or curves else [], "Learning curves": curves}
+
+
+def _rows(state: Reproduction, task: str) -> dict[tuple[Protocol, str], Row]:
+    """The rows of Table 1 by protocol and encoding."""
+    return {(row.protocol, family(row.protocol, row.label)): row for row in state.table if row.task == task}
+
+
+def _best(state: Reproduction) -> str:
+    """The best encoding of each task under each protocol, and the paper's numbers."""
+    told = []
+    for task, text in TASKS.items():
+        best = []
+        for protocol in state.plan.protocols:
+            mine = [row for row in _rows(state, task).values() if row.protocol == protocol and row.accuracy is not None]
+            if first := max(mine, key=lambda row: row.accuracy or 0.0, default=None):
+                best.append(f"{name(protocol, first.label)} ({percent(first.accuracy)}, {PROTOCOLS[protocol]})")
+        theirs = listed(f"{title(label)} {value:g}%" for (of, label), value in PAPER_TABLE_1.items() if of == task)
+        if best:
+            told.append(f"Best on {text}: {'; '.join(best)}. The paper: {theirs}.")
+    return " ".join(told)
+
+
+@lru_cache(maxsize=2)
+def _grid(plan: Plan) -> tuple[Place, ...]:
+    return tuple(plan.cells())
+
+
+def accuracy_table(state: Reproduction, task: str) -> Table:
+    """Accuracy and largest ablation effect by encoding and protocol, with the paper's Table 1."""
+    protocols, found = state.plan.protocols, _rows(state, task)
+    keys = [place.key for place in _grid(state.plan) if place.key.task == task]
+    planned = {(key.protocol, family(key.protocol, key.label)) for key in keys if not Label.parse(key.label).variant}
+    lines: list[list[str | Cell]] = []
+    for label in ordered("paper", (label for _, label in planned | set(found))):
+        line: list[str | Cell] = [
+            Cell(title(label), sign=look("paper", label)),
+            Cell(fixed(PAPER_TABLE_1.get((task, label))), right=True),
+        ]
+        for protocol in protocols:
+            row = found.get((protocol, label))
+            if row is None or row.accuracy is None:
+                why = "not finished" if (protocol, label) in planned else "not in this study"
+                why = why if row is None else f"diverged ({row.diverged} of {row.seeds})"
+                line.append(Cell(why, across=3, css="edge missing"))
+                continue
+            mean, count = percent(row.accuracy, sign=False), row.seeds - row.diverged
+            span = f"{percent(row.lowest, sign=False)}–{percent(row.highest, sign=False)}" if count > 1 else ""
+            seeds = _count(count, "seed") + (f", {row.diverged} diverged" if row.diverged else "")
+            where = (row.where or "").replace("layer ", "L").replace(" head ", "\u00a0H")
+            line.append(Cell(mean, right=True, css="edge", html=Markup("<b>{}</b>").format(mean)))
+            drop = DASH if row.largest_drop is None else points(row.largest_drop)
+            line += [Cell(span, (seeds,)), Cell(drop, (where,))]
+        lines.append(line)
+    for text, of in (("Chance", "chance"), ("Length only", "length_chance")):
+        line = [Cell(text, row_css="guess"), ""]
+        for protocol in protocols:  # the released MLA code counts one more label, so the most common one
+            common = Counter(getattr(row, of) for (p, _), row in found.items() if p == protocol).most_common(1)
+            guess = percent(common[0][0], sign=False) if common else ""
+            line += [Cell(guess, right=True, css="edge"), Cell(across=2)]
+        lines.append(line)
+    groups = [Cell("Encoding", down=2), Cell("Paper", down=2, right=True)]
+    groups += [Cell(f"{PROTOCOLS[each].capitalize()}, ours", across=3, css="group") for each in protocols]
+    return make_table(
+        f"Accuracy, {TASKS[task]}",
+        [Cell("Mean", right=True, css="edge"), "Range", "Largest drop"] * len(protocols),
+        lines,
+        groups=groups,
+        note="Test accuracy in per cent; accuracy drop without the most important head in percentage points, mean over "
+        "seeds. Small print: seeds; each seed’s most important head (L2 H3: layer 2, head 3).",
+    )
+
+
+# ---- where position sits ---------------------------------------------------------------------------------------------
+
+
+def _deposit(state: Reproduction) -> dict[str, Parts]:
+    maps, curves = (
+        [figure for task, what in TASKS.items() for figure in _figure(id, draw(state, task), task, what)]
+        for id, draw in (("heads", charts.head_maps), ("cumulative", charts.cumulative))
+    )
+    return {
+        "Deposits": _figure("deposits", charts.deposits(state)),
+        "Kind and concentration of each layer": [*deposit_tables(state)],
+        "Effect of every head": maps,
+        "Cumulative ablation within a layer": curves,
+        "Position or content?": _figure("position", charts.position(state)),
+        "Sets of heads": _figure("sets", charts.sets(state)) + _figure("set-sizes", charts.set_sizes(state)),
+    }
+
+
+def _concentration(state: Reproduction) -> str:
+    """How many models have a single-head layer, and the largest ablation effect of all."""
+    told = []
+    for protocol in state.plan.protocols:
+        cells = [
+            c for p, _, cells in models(state, DISTANCE, charts.ablated, partial=True) if p == protocol for c in cells
+        ]
+        able = [found for cell in cells if (found := {layer.kind for layer in cell.deposits()}) != {"no-skill"}]
+        if cells:
+            single = sum("single-head" in found for found in able)
+            told.append(f"{single} of {len(able)} models with skill under the {PROTOCOLS[protocol]}")
+    drops = [
+        (
+            float(cell.ablation.drops.max()),
+            cell,
+            np.unravel_index(cell.ablation.drops.argmax(), cell.ablation.drops.shape),
+        )
+        for task in TASKS
+        for _, _, cells in models(state, task, charts.ablated, partial=True)
+        for cell in cells
+        if cell.ablation
+    ]
+    text = f"Models with a single-head layer on Task 1: {', '.join(told)}." if told else ""
+    if drops:
+        drop, cell, (layer, head) = max(drops, key=lambda each: each[0])
+        key = cell.key
+        text += (
+            f" The largest accuracy drop from one head is {points(drop)} percentage points ({name(key.protocol, key.label)}"
+            f", layer {layer + 1}, head {head + 1}, {TASKS[key.task]}, {PROTOCOLS[key.protocol]}, seed {key.seed})."
+        )
+    return text
+
+
+def kinds_cell(counts: Mapping[str, int]) -> Cell:
+    """The kinds of a layer, each with the number of models of that kind."""
+    many = sum(counts.values())
+    told = {kind: f"{count}/{many}" if many > 1 else "" for kind, count in counts.items()}
+    pill = Markup('<span class="kind {0}">{0}</span>')
+    few = Markup('<span class="kind {0}">{0} <small>{1}</small></span>')
+    shown = Markup(" ").join((few if count else pill).format(kind, count) for kind, count in told.items())
+    return Cell(", ".join(f"{kind} {count}".rstrip() for kind, count in told.items()), html=shown)
+
+
+def deposit_tables(state: Reproduction) -> list[Table]:
+    """Per task and protocol: the kind of each layer of each encoding, and how concentrated it is."""
+    made = []
+    for task, protocol in product(TASKS, state.plan.protocols):
+        found = [each[1:] for each in models(state, task, charts.ablated, partial=True) if each[0] == protocol]
+        rows = [row for label, cells in found for row in _deposit_rows(protocol, label, cells)]
+        if rows:
+            head = [Cell(text, right=place > 2) for place, text in enumerate(_COLUMNS)]
+            note = f"Means over seeds. {' '.join(_DEPOSIT_NOTE)}"
+            where = f"Deposit by layer, {TASKS[task]}, {PROTOCOLS[protocol]}"
+            made.append(Table(where, [head], rows, note, "numbers small"))
+    return made
+
+
+_COLUMNS = ("Model", "Layer", "Kind", "Heads", "Peak", "Second", "Top share", "Effective heads", "Gini", "Half gone at")
+_DEPOSIT_NOTE = (
+    "Peak, second: the two largest accuracy drops of one head, as a share of the skill; heads: which head that is.",
+    "Top share: the largest drop as a share of the sum. Effective heads: (sum of drops)² / sum of squared drops.",
+    "Half gone at: heads to ablate until half of the skill is lost.",
+    f"Kinds: {THRESHOLDS}.",
+)
+
+
+def _deposit_rows(protocol: Protocol, label: str, cells: Sequence[CellResult]) -> list[list[Cell]]:
+    rows = []
+    for place, layers in enumerate(zip(*(cell.deposits() for cell in cells), strict=True), start=1):
+        counted = dict(Counter(layer.kind for layer in layers).most_common())
+        half = {layer.half_at for layer in layers}
+        half_text = spans(each for each in half if each is not None) + (", never" if None in half else "")
+        numbers = [spans(layer.head + 1 for layer in layers)]
+        for of, digits in (("peak", 2), ("second", 2), ("top_share", 2), ("effective_heads", 1), ("gini", 2)):
+            values = [value for layer in layers if isfinite(value := getattr(layer, of))]
+            numbers.append(fixed(float(np.mean(values)) if values else None, digits))
+        numbers.append(half_text.removeprefix(", "))
+        row = [Cell(str(place)), kinds_cell(counted), *(Cell(text, right=True) for text in numbers)]
+        if place == 1:
+            size, small = len(cells[0].deposits()), (_count(len(cells), "seed"),)
+            sign = look(protocol, label)
+            row.insert(0, Cell(name(protocol, label), small, down=size, header=True, row_css="first", sign=sign))
+        rows.append(row)
+    return rows
+
+
+# ---- what changes it -------------------------------------------------------------------------------------------------
+
+
+def _changes(state: Reproduction, pictures: Parts) -> dict[str, Parts]:
+    parts, switches, sweep = state.plan.parts, [], []
+    for task, measure in product(TASKS, ("accuracy", "peak")):
+        what = f"{TEXTS['measures'][measure]}, {TASKS[task]}"
+        switches += _figure("switches", charts.switches(state, task, measure), f"{measure}-{task}", what)
+    for which in TEXTS["sweep"] if "ladder" in parts else ():
+        sweep += _sweep(state, which, moments=True) + _sweep(state, which)
+    partial = _figure("partial", charts.partial(state))
+    if "partial" in parts:
+        partial += _figure("partial-layers", charts.layers(state)) + _figure("partial-peaks", charts.peaks(state))
+    variants = (
+        _figure("mla", charts.mla(state)) + [*variant_tables(state), steps_table(state)] if "mla" in parts else []
+    )
+    return {
+        "Differences between the protocols": [*switches, *switch_tables(state)],
+        "RoPE on some of the heads": partial,
+        "MLA: latent attention or its released code?": [
+            each for each in variants if isinstance(each, Figure) or each.body
+        ],
+        "RoPE with a sinusoid: does it persist?": _figure("representation", charts.representation(state)),
+        "Scale sweep: when does a deposit occur?": [each for each in sweep if each.id not in {p.id for p in pictures}],
+    }
+
+
+def _sweep(state: Reproduction, which: str, *, moments: bool = False) -> Parts:
+    chart = charts.sweep(state, which, moments=moments) if "ladder" in state.plan.parts else None
+    return _figure("moments" if moments else "sweep", chart, which, TEXTS["sweep"][which])
+
+
+def _changes_text(state: Reproduction) -> str:
+    """The strongest switch of RoPE, and accuracy with RoPE on one head; what there is of both."""
+    told = []
+    for end in ENDS[DISTANCE]:
+        rows = [r for r in charts.factor_rows(state) if (r.task, r.base, r.end) == (DISTANCE, "rope", end)]
+        row = strongest(rows, "accuracy")
+        if row is not None:
+            to, instead = SWITCH_TITLES[row.switch]
+            effect = _interval(row.effect("accuracy"))
+            told.append(
+                f"For RoPE in the {PROTOCOLS[end]}, the strongest switch on Task 1 is {to} instead of {instead}: {effect} "
+                "percentage points of test accuracy."
+            )
+    few, every = [], []
+    for protocol in state.plan.protocols:
+        found = _rows(state, DISTANCE)
+        one, whole = (found.get((protocol, label)) for label in (f"{PARTIAL}-1", "rope"))
+        if one and whole and None not in (one.accuracy, whole.accuracy):
+            few.append(percent(one.accuracy))
+            every.append(f"{percent(whole.accuracy)} ({PROTOCOLS[protocol]})")
+    if few:
+        told.append(f"RoPE on one head per layer reaches {' and '.join(few)}; on all heads {' and '.join(every)}.")
+    return " ".join(told)
+
+
+def _interval(estimate: Estimate | None, *, sign: bool = True) -> str:
+    """A mean over seeds in percentage points, with its interval, or a dash."""
+    if estimate is None:
+        return DASH
+    value = signed(100 * estimate.value, 1) if sign else points(estimate.value)
+    if not isfinite(estimate.low):
+        return f"{value} (one seed)"
+    return f"{value} [{points(estimate.low)}, {points(estimate.high)}]"
+
+
+def _effect(effect: Estimate | None) -> Cell:
+    """An effect in percentage points, bold if its interval excludes 0."""
+    text = _interval(effect)
+    return Cell(text, html=Markup("<b>{}</b>").format(text) if effect and decided(effect) else None)
+
+
+def switch_tables(state: Reproduction) -> list[Table]:
+    """The effects on each measure, one table per task and starting protocol, with the unexplained remainder."""
+    rows, found = charts.factor_rows(state), []
+    for task, measure in product(BASES, MEASURES):
+        for end in ENDS[task]:
+            here = [row for row in rows if (row.task, row.end) == (task, end)]
+            if any(row.values[measure] for row in here):
+                found.append(_switch_table(state, here, measure))
+    return found
+
+
+def _switch_table(state: Reproduction, rows: Sequence[FactorRow], measure: FactorMeasure) -> Table:
+    task, end = rows[0].task, rows[0].end
+    bases = list(dict.fromkeys(row.base for row in rows))
+    of = {whole.base: whole for whole in factor_wholes(state.results, state.plan.protocols) if whole.task == task}
+    lines: list[list[str | Cell]] = []
+    for switch in SWITCHES:
+        mine = {row.base: row for row in rows if row.switch == switch}
+        if mine:
+            to, instead = SWITCH_TITLES[switch]
+            lines.append([Cell(to, (f"instead of {instead}",)), *(_switch_cell(mine.get(b), measure) for b in bases)])
+    for place, (unchanged, text) in enumerate(TEXTS["unchanged"].items()):
+        values = [estimated(of[b].ends[unchanged][measure]) if unchanged in of[b].ends else None for b in bases]
+        first = Cell(text, row_css="guess" if place else "guess first")
+        lines.append([first, *(_interval(value, sign=False) for value in values)])
+    sums = [left_over(of[base], [row for row in rows if row.base == base], measure) for base in bases]
+    changes: dict[str, list[BySeed]] = {
+        "all switches together": [of[base].difference(measure) for base in bases],
+        "sum of the single effects": [total for total, _ in sums],
+        "remainder: interactions of switches": [rest for _, rest in sums],
+    }
+    for text, each in changes.items():
+        lines.append([Cell(text, row_css="guess"), *(_effect(estimated(value)) for value in each)])
+    return make_table(
+        f"Effects, {TASKS[task]}, {TEXTS['measures'][measure]}, {TEXTS['ends'][end]}",
+        ["The paper’s setting", *(Cell(title(base), sign=look("paper", base)) for base in bases)],
+        lines,
+        note="Percentage points, mean over seeds with 95% interval, bold if it excludes 0. Small print: the released "
+        "code’s setting; number of models with a single-head layer before and after.",
+    )
+
+
+def _switch_cell(row: FactorRow | None, measure: FactorMeasure) -> Cell:
+    if row is None:
+        return Cell(small=("no difference",))
+    effect = row.effect(measure)
+    if row.absent or effect is None:
+        return Cell(DASH, (row.absent or ("not finished" if not row.before else "no skill"),))
+    before, after = (counts.get("single-head", 0) for counts in (row.before, row.after))
+    below = (f"single-head: {before} → {after} of {sum(row.after.values())}",) if measure in ("drop", "peak") else ()
+    made = _effect(effect)
+    return Cell(made.text, below, html=made.html)
+
+
+def variant_tables(state: Reproduction) -> list[Table]:
+    """Accuracy and concentration of MLA, its variants and RoPE, per protocol."""
+    made = []
+    for protocol in state.plan.protocols:
+        lines: list[list[str | Cell]] = []
+        for text, [(_, label, cells)] in mla_models(state, protocol):
+            able = [found[1].effective_heads for cell in cells if (found := concentrated(cell))]
+            shares = (_interval(estimated(_values(cells, each)), sign=False) for each in ("accuracy", "peak"))
+            heads = fixed(float(np.mean(able)) if able else None, 1)
+            lines.append([Cell(text, sign=look(protocol, label)), *shares, heads, kinds_cell(kinds(cells))])
+        if lines:
+            names = ["Model", "Test accuracy, %", "Share of the skill lost by ablating one head, %"]
+            names += ["Effective heads of its layer", "Kind of that layer"]
+            made.append(make_table(f"Variants of MLA, {PROTOCOLS[protocol]}", names, lines))
+    return made
+
+
+def _values(cells: Iterable[CellResult], measure: FactorMeasure) -> BySeed:
+    return BySeed({cell.key.seed: value for cell in cells if isfinite(value := MEASURES[measure](cell))})
+
+
+def steps_table(state: Reproduction) -> Table:
+    """Paired differences of one head's share: is the diffuse pattern due to MLA or to its released code?"""
+    lines: list[list[str | Cell]] = []
+    for protocol in state.plan.protocols:
+        for step in TEXTS["steps"][protocol]:
+            cells = (state.results.under(protocol).of(DISTANCE, step[label]) for label in ("from", "to"))
+            start, end = (_values(each, "peak") for each in cells)
+            levels, change = [estimated(start), estimated(end)], estimated(end - start)
+            if change is not None:
+                first = Cell(step["text"], (PROTOCOLS[protocol],))
+                shares = (percent(level.value if level else None) for level in levels)
+                what = "interval excludes 0" if decided(change) else "interval includes 0"
+                lines.append([first, *shares, Cell(_interval(change), (what,))])
+    names = ["Change", "Before", "After", "Difference, percentage points"]
+    note = "Share of the skill lost by ablating one head. Differences are paired by seed, with 95% intervals."
+    return make_table("MLA or its released code", names, lines, note=note)
+
+
+# ---- why -------------------------------------------------------------------------------------------------------------
+
+
+def _why(state: Reproduction) -> dict[str, Parts]:
+    gradients = _figure("strength", charts.strength(state))
+    for which in ("exponent", "lead", "growth"):
+        gradients += _figure(which, charts.gradient(state, which))
+    circuit = [each for w in TEXTS["circuit"] for each in _figure("circuit", charts.circuit(state, w), w, w)]
+    training = _figure("training", charts.training(state)) + _figure("exponents", charts.exponents(state))
+    return {"Gradient seeds: a possible origin": gradients, "During training": training, "Circuit": circuit}
+
+
+def _why_text(state: Reproduction) -> str:
+    """Whether positional gradients cancel in the first layer of RoPE, where that was measured."""
+    found = models(state, DISTANCE, charts.has("seed"))
+    rope = [(protocol, label, cells) for protocol, label, cells in found if family(protocol, label) == "rope"]
+    told = []
+    for row in charts.means(rope, lambda cell: cell.measure("seed").strength.levels["logits"].layers.exponent[0]):
+        span = f" [{fixed(row['low'])}, {fixed(row['high'])}]" if row["seeds"] > 1 else ""
+        told.append(f"{fixed(row['value'])}{span} ({row['protocol']}, {_count(row['seeds'], 'seed')})")
+    if not told:
+        return "This only describes; the claims that rest on it are in the ledger."
+    return (
+        f"In the first layer of RoPE, the exponent of the positional gradient at the logits is {'; '.join(told)}. "
+        "At −1/2 it cancels over a batch like noise, at 0 not at all."
+    )
+
+
+# ---- claims and run --------------------------------------------------------------------------------------------------
+
+
+def _claims(state: Reproduction) -> Section:
+    claims = ledger(state.entries)
+    tallies = []
+    for protocol in state.plan.protocols:
+        counts = Counter(entry.verdict for entry in state.entries if entry.protocol == protocol)
+        told = (f"{counts[each]} {verdict_text(each)}" for each in get_args(Verdict) if counts[each])
+        tallies.append(f"{PROTOCOLS[protocol].capitalize()}: {', '.join(told)}.")
+    text = " ".join(tallies) + _opposite(claims)
+    if "released" in state.plan.protocols:
+        text += (
+            " In the evidence for the released protocol, “RoPE” is the code’s model with its sinusoid, and “RoPE, no "
+            "sinusoid” is RoPE."
+        )
+    known = recorded() if state.plan.seeds < ENOUGH else {}
+    parts = [Ledger(claims, {each: PROTOCOLS[each] for each in state.plan.protocols}, known), text]
+    rules = (
+        "The rules were written after the laptop record was known and before any desk model was trained; some were "
+        "amended after the desk record was known."
+    )
+    changed = sum(entry.plain != entry.verdict for entry in state.entries)
+    differ = f"Without the correction, {changed} of {len(state.entries)} verdicts would differ."
+    decided_by = Section("How verdicts are decided", [f"{RULE} {differ}", rules])
+    return Section("Which of the papers’ claims hold?", parts, [decided_by], "claims")
+
+
+def _opposite(claims: Sequence[Sequence[Entry]]) -> str:
+    """How many claims have opposite verdicts under the two protocols."""
+    count = sum({-1, 1} <= {SIDES.get(entry.verdict, 0) for entry in each} for each in claims)
+    return f" Opposite verdicts under the two protocols: {count}." if any(len(each) > 1 for each in claims) else ""
+
+
+def _run(state: Reproduction) -> Section:
+    scale = SCALES[state.plan.scale]
+    used = sorted({place.key.seed for place in _grid(state.plan)})
+    facts = [
+        ("Scale", f"{state.plan.scale}: {scale.about}"),
+        ("Protocols", ", ".join(state.plan.protocols)),
+        ("Parts", ", ".join(state.plan.parts)),
+        ("Seeds", f"{scale.told(state.plan.seeds)} per cell: {spans(used)} (of weights, order and data)"),
+        *([("Set-ups", str(state.environment["setups"]))] if state.environment.get("setups") else []),
+    ]
+    details = [
+        Section("Encodings in each protocol", [encodings_table(state)]),
+        Section("Settings beside the paper’s", [_SETTINGS, settings_table(state)]),
+        Section("Models", [models_table(state)]),
+    ]
+    return Section("How was it run?", [run_table(state, "cells", facts)], details, "run")
+
+
+_SETTINGS = "A claim that fails at this size may hold at the paper’s, and vice versa."
+_TRAINED = ("weight_decay", "warmup", "schedule", "evaluations", "plateau")
+
+
+def settings_table(state: Reproduction) -> Table:
+    """The study's settings beside the paper's."""
+    paper, ours = (_settings(scale, state) for scale in (SCALES["paper"], SCALES[state.plan.scale]))
+    lines: list[list[str | Cell]] = []
+    for text in {**paper, **ours}:
+        theirs, mine = (_shown(found.get(text)) for found in (paper, ours))
+        bold = Markup("<b>{}</b>").format(mine) if theirs != mine else None
+        lines.append([text, theirs, Cell(mine, right=True, html=bold), "yes" if bold else DASH])
+    return make_table("Settings", ["Setting", "Paper", "This study", "Differs"], lines, right=(1, 2))
+
+
+def _settings(scale: Scale, state: Reproduction) -> dict[str, Any]:
+    usual = {field: RunSpec.model_fields[field].default for field in _TRAINED}
+    found: dict[str, Any] = {**scale.model, **usual, **scale.optimiser}
+    for task, size in scale.tasks.items():
+        for protocol in state.plan.protocols:
+            sizes = size.paper if protocol == "paper" else size.released
+            made = tasks.build(task, form=protocol, vocab_size=scale.model["vocab_size"], **sizes)
+            distance = ("length", "max_distance") if protocol == "paper" else ("length", "max_between", "max_side")
+            for option in ("length", "num_triggers", "max_count") if task == COUNT else distance:
+                found[f"{TASKS[task]}, {PROTOCOLS[protocol]}: {option}"] = getattr(made, option)
+        for field in ("train_examples", "test_examples", "epochs"):
+            found[f"{TASKS[task]}: {field}"] = getattr(size, field)
+        found[f"{TASKS[task]}: encodings"] = len(scale.labels[task])
+    found["examples per ablation"] = scale.ablation_examples
+    return {text.replace("_", " "): value for text, value in found.items()}
+
+
+def _shown(value: Any) -> str:
+    """A setting's value, or a dash."""
+    if value is None or isinstance(value, str):
+        return value or DASH
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_shown(each)}" for name, each in value.items())
+    if isinstance(value, int):
+        return f"{value:,}"
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}"
+
+
+def models_table(state: Reproduction) -> Table:
+    """All models of the plan, including unfinished ones."""
+    found, lines = {cell.key: cell for cell in state.results.cells}, []
+    for place in _grid(state.plan):
+        key, cell = place.key, found.get(place.key)
+        there = cell is not None and cell.status != "diverged"
+        scores = [cell.result.get(f"{split}_accuracy") if cell and there else None for split in ("train", "test")]
+        lines.append(
+            [
+                *(name(key.protocol, key.label), TASKS[key.task], key.protocol, str(key.seed)),
+                cell.status if cell else "not finished",
+                _shown(cell.parameters if cell else None),
+                *(percent(score, sign=False) for score in scores),
+                fixed(cell.result.get("seconds") if cell else None, 0),
+                code(f"runs/{place.job.spec.name}"),
+            ]
+        )
+    names = ["Model", "Task", "Protocol", "Seed", "Status", "Parameters", "Train, %", "Test, %", "Seconds", "Run"]
+    return make_table("Models", names, lines, right=(3, 5, 6, 7, 8), css="numbers small")
+
+
+def encodings_table(state: Reproduction) -> Table:
+    """The encodings of the study's grid, and how each protocol defines them; RoPE on some heads is one entry."""
+    keys, protocols = [place.key for place in _grid(state.plan)], state.plan.protocols
+    places = {(key.protocol, family(key.protocol, Label.parse(key.label).base)) for key in keys}
+    lines: list[list[str | Cell]] = []
+    for label, (does, *meant) in TEXTS["encodings"].items():
+        if any((protocol, label) in places for protocol in protocols):
+            both = dict(zip(PROTOCOLS, meant, strict=True))
+            there = [both[each] if (each, label) in places else "not in this study" for each in protocols]
+            text = "RoPE on some heads" if label == PARTIAL else title(label)
+            sign = look("paper", "partial-1" if label == PARTIAL else label)
+            lines.append([Cell(text, sign=sign), does, *there])
+    names = ["Encoding", "What it does", *(f"In the {PROTOCOLS[protocol]}" for protocol in protocols)]
+    return make_table("The encodings", names, lines, css="glossary")
