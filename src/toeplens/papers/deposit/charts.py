@@ -38,6 +38,7 @@ PROTOCOLS: dict[Protocol, str] = {"paper": "paper protocol", "released": "releas
 _PROTOCOLS = [style("paper protocol", "rope"), style("released protocol", "mla")]
 _PAPER = Style("the paper’s number", COLOURS["red"], "diamond")
 FAMILIES = ("rope", "rope-absolute", "mla", "absolute", "relative", "alibi", "random", "nope")
+_ENCODINGS = [style(TITLES[each], each) for each in FAMILIES]
 _ALONE = {"rope": "rope-absolute", "rope-alone": "rope"}  # the released code's labels
 _SHARE: dict[str, Any] = {"format": ".0%", "domain": [0, 1], "tickCount": 5}
 
@@ -112,6 +113,11 @@ def chosen(state: Reproduction, protocol: Protocol, labels: Iterable[str], task:
     return [(protocol, label, cells) for label in labels if (cells := under.of(task, label))]
 
 
+def only(found: Models, kept: Callable[[CellResult], object]) -> Models:
+    """The models that are ``kept``."""
+    return [(protocol, label, [cell for cell in cells if kept(cell)]) for protocol, label, cells in found]
+
+
 def means(found: Models, of: Callable[[CellResult], float], *, whole: bool = False, **more: Any) -> Rows:
     """A row per encoding: mean over seeds and its 95% interval (with one seed: the value); without undefined values.
 
@@ -129,15 +135,34 @@ def means(found: Models, of: Callable[[CellResult], float], *, whole: bool = Fal
     return rows
 
 
+def means_of(
+    found: Models,
+    of: Callable[[CellResult], Any],
+    axis: str = "layer",
+    at: Sequence[Any] = (),
+    *,
+    whole: bool = False,
+    **more: Any,
+) -> Rows:
+    """`means` of each entry of a list that a model has, such as a number per layer.
+
+    Arguments
+        axis, at  column of the entry's place, and its values (default: 1, 2, 3, ...)
+    """
+    lists = {cell.key: list(of(cell)) for _, _, cells in found for cell in cells}
+    rows: Rows = []
+    for n in range(max(map(len, lists.values()), default=0)):
+        entry = {key: float(values[n]) if n < len(values) else nan for key, values in lists.items()}
+        place = {axis: at[n] if at else n + 1} | more
+        rows += means(found, lambda cell, entry=entry: entry[cell.key], whole=whole, **place)
+    return rows
+
+
 def _ends(value: float, low: float, high: float) -> dict[str, float]:
     return {"value": value} | ({"low": low, "high": high} if isfinite(low) else {"low": value, "high": value})
 
 
 # ---- how rows are drawn ----------------------------------------------------------------------------------------------
-
-
-def _encodings(state: Reproduction) -> list[Style]:
-    return [style(TITLES[each], each) for each in FAMILIES]
 
 
 def _layers(rows: Rows) -> list[Style]:
@@ -151,7 +176,8 @@ def _tips(rows: Rows, value: Mapping[str, Any]) -> list[Any]:
 
 
 def _facets(chart: Chart, rows: Rows, panel: str, columns: int) -> Chart:
-    return grid(chart, panel, (row[panel] for row in rows), columns=columns)
+    order = list(dict.fromkeys(row[panel] for row in rows))
+    return grid(chart, panel, order, columns=min(columns, len(order)))
 
 
 def _dots(
@@ -169,6 +195,7 @@ def _dots(
     there, lines = {each[series] for each in rows}, names(row, (each[row] for each in rows))
     kept = [each for each in styles if each.title in there]
     made = intervals(rows, value, lines, kept, series=series, tips=_tips(rows, value), levels=levels)
+    made = made.properties(height=len({each[row] for each in rows}) * max(18, 8 * len(kept)))
     return _facets(made, rows, panel, 2) if panel else made
 
 
@@ -196,7 +223,7 @@ def _lines(
 
 def _named(rows: Rows) -> Rows:
     """The rows with a panel for each encoding and protocol."""
-    return [{"panel": f"{row['encoding']}, {row['protocol']}", **row} for row in rows]
+    return [{"panel": f"{row['encoding']}, {row['protocol'].removesuffix(' protocol')}", **row} for row in rows]
 
 
 # ---- accuracy --------------------------------------------------------------------------------------------------------
@@ -231,17 +258,17 @@ def learning(state: Reproduction, task: str) -> Chart:
     for protocol, label, cells in models(state, task, lambda cell: bool(cell.epochs)):
         kept = [cell for cell in cells if cell.status == "complete"] or cells
         epochs = max(([round(row["epoch"], 2) for row in cell.epochs] for cell in kept), key=len)
-        for split, (at, epoch) in product(("train", "test"), enumerate(epochs)):
+        for split in ("train", "test"):
 
-            def value(cell: CellResult, at: int = at, split: str = split) -> float:
-                there = cell.epochs[at : at + 1] or (cell.epochs[-1:] if cell.status == "complete" else [{}])
-                found = there[0].get(f"{split}_accuracy")
-                return nan if found is None else float(found)
+            def curve(cell: CellResult, split: str = split, length: int = len(epochs)) -> list[float]:
+                told = [row.get(f"{split}_accuracy") for row in cell.epochs]
+                values = [nan if value is None else float(value) for value in told]
+                return values + values[-1:] * (length - len(values)) if cell.status == "complete" else values
 
             panel = f"{split} accuracy, {PROTOCOLS[protocol]}"
-            rows += means([(protocol, label, kept)], value, whole=True, panel=panel, epoch=epoch)
+            rows += means_of([(protocol, label, kept)], curve, "epoch", epochs, whole=True, panel=panel)
     y = number("value", "accuracy", **_SHARE)
-    return _lines(rows, number("epoch", "epoch"), y, "encoding", _encodings(state), height=240, columns=2)
+    return _lines(rows, number("epoch", "epoch"), y, "encoding", _ENCODINGS, height=240, columns=2)
 
 
 # ---- where position sits ---------------------------------------------------------------------------------------------
@@ -257,13 +284,9 @@ def heads_by_layer(state: Reproduction) -> Chart:
     """Accuracy drop of the two most important heads of each layer (the paper's Fig. 4), by encoding on Task 1."""
     found = models(state, DISTANCE, ablated)
     rows: Rows = []
-    for layer, rank in product(range(max((len(drops(c)) for *_, cells in found for c in cells), default=0)), (0, 1)):
-
-        def effect(cell: CellResult, layer: int = layer, rank: int = rank) -> float:
-            ranked = np.sort(drops(cell)[layer : layer + 1])[:, ::-1]
-            return ranked[0, rank] if layer < len(drops(cell)) and rank < ranked.shape[1] else nan
-
-        rows += means(found, effect, layer=layer + 1, head=("most important", "second most important")[rank])
+    for rank, head in enumerate(("most important", "second most important"), start=1):
+        rows += means_of(found, lambda cell, rank=rank: np.sort(drops(cell))[:, -rank:][:, :1].T[0], head=head)
+        found = only(found, lambda cell: drops(cell).shape[1] > 1)
     if not rows:
         return None
     if any(row["encoding"] == TITLES["rope"] for row in rows):
@@ -273,7 +296,8 @@ def heads_by_layer(state: Reproduction) -> Chart:
     series = [each for each in (*_PROTOCOLS, _PAPER) if each.title in {row["protocol"] for row in rows}]
     layer = names("layer", sorted({row["layer"] for row in rows}), "layer")
     base = alt.Chart().encode(x=alt.X(**layer), xOffset=alt.XOffset(**names("protocol", [s.title for s in series])))
-    value = number("value", "accuracy drop", format=".0%", tickCount=5)
+    span = [min(0.0, *(row["value"] for row in rows)), 1.1 * max(0.1, *(row["value"] for row in rows))]
+    value = number("value", "accuracy drop", format=".0%", tickCount=5, domain=span, clamp=True)
     ends = {"y": alt.Y(field="low", type="quantitative"), "y2": alt.Y2(field="high")}
     bars = base.mark_rule(strokeWidth=2, opacity=0.6).encode(**ends, **looks("protocol", series, shape=False))
     marks = [
@@ -303,7 +327,7 @@ def head_maps(state: Reproduction, task: str) -> Chart:
         found = cell.ablation
         assert found is not None
         for (layer, head), drop in np.ndenumerate(found.drops):
-            panel = {"panel": f"{name(protocol, label)}, {PROTOCOLS[protocol]}", "seed": cell.key.seed}
+            panel = {"panel": f"{name(protocol, label)}, {protocol}", "seed": cell.key.seed}
             ends = {"low": float(found.low[layer, head]), "high": float(found.high[layer, head])}
             rows.append(panel | {"layer": layer + 1, "head": head + 1, "value": float(drop), **ends})
     if not rows:
@@ -317,14 +341,18 @@ def head_maps(state: Reproduction, task: str) -> Chart:
 
 def cumulative(state: Reproduction, task: str) -> Chart:
     """Accuracy as the heads of a layer are ablated, most important first: a line per layer, mean over seeds."""
+    found = models(state, task, ablated, partial=True)
     rows: Rows = []
-    for protocol, label, cells in models(state, task, ablated, partial=True):
-        found = np.mean([cell.ablation.cumulative for cell in cells if cell.ablation], axis=0)
-        for (layer, count), value in np.ndenumerate(found):
-            panel = {"panel": f"{name(protocol, label)}, {PROTOCOLS[protocol]}", "series": f"layer {layer + 1}"}
-            rows.append({**panel, "count": count, "value": float(value)})
-    x, y = number("count", "heads ablated", tickCount=4), number("value", "test accuracy", **_SHARE)
-    return _lines(rows, x, y, "series", _layers(rows))
+    for layer in range(max((len(drops(cell)) for *_, cells in found for cell in cells), default=0)):
+
+        def curve(cell: CellResult, layer: int = layer) -> Any:
+            return cell.ablation.cumulative[layer] if cell.ablation and layer < len(drops(cell)) else []
+
+        rows += means_of(
+            found, curve, "ablated", range(drops(found[0][2][0]).shape[1] + 1), series=f"layer {layer + 1}"
+        )
+    x, y = number("ablated", "heads ablated", tickCount=4), number("value", "test accuracy", **_SHARE)
+    return _lines(_named(rows), x, y, "series", _layers(rows))
 
 
 def position(state: Reproduction) -> Chart:
@@ -344,26 +372,24 @@ def position(state: Reproduction) -> Chart:
     y = number("value", "accuracy drop, position removed", **span)
     line = alt.Chart(alt.Data(values=[{"at": each} for each in span["domain"]])).mark_line(strokeDash=[4, 3])
     line = line.encode(x=alt.X(field="at", type="quantitative"), y=alt.Y(field="at", type="quantitative"))
-    kept = [each for each in _encodings(state) if each.title in {row["encoding"] for row in rows}]
+    kept = [each for each in _ENCODINGS if each.title in {row["encoding"] for row in rows}]
     marks = alt.Chart().mark_point(opacity=0.7, size=35)
     marks = marks.encode(x=alt.X(**x), y=alt.Y(**y), tooltip=_tips(rows, y), **looks("encoding", kept))
     return _facets(alt.layer(line, marks, data=data(rows)).properties(height=300), rows, "protocol", 2)
 
 
 def sets(state: Reproduction) -> Chart:
-    """Accuracy as heads of the whole model are ablated, in three orders: mean over seeds."""
+    """Accuracy as heads of the whole model are ablated, in three orders: mean over the seeds that all went so far."""
+    found = models(state, DISTANCE, has("sets"))
+    seeds = {(PROTOCOLS[protocol], name(protocol, label)): len(cells) for protocol, label, cells in found}
     rows: Rows = []
-    for (protocol, label, cells), (curve, text) in product(
-        models(state, DISTANCE, has("sets")), TEXTS["curves"].items()
-    ):
-        each = np.concatenate([np.atleast_2d(getattr(cell.measure("sets"), curve)) for cell in cells])
-        for count in np.flatnonzero(np.isfinite(each).all(0)):
-            panel = {"panel": f"{name(protocol, label)}, {PROTOCOLS[protocol]}", "order": text}
-            rows.append({**panel, "count": int(count), "value": float(each[:, count].mean())})
-    x, y = number("count", "heads ablated", tickCount=5), number("value", "test accuracy", **_SHARE)
-    return _lines(
-        rows, x, y, "order", [style(text, index=index) for index, text in enumerate(TEXTS["curves"].values())]
-    )
+    for curve, text in TEXTS["curves"].items():
+        every = lambda cell, curve=curve: np.atleast_2d(getattr(cell.measure("sets"), curve)).mean(0)  # noqa: E731
+        rows += means_of(found, every, "ablated", range(1000), order=text)
+    rows = [row for row in rows if row["seeds"] == seeds[row["protocol"], row["encoding"]]]
+    x, y = number("ablated", "heads ablated", tickCount=5), number("value", "test accuracy", **_SHARE)
+    styles = [style(text, index=index) for index, text in enumerate(TEXTS["curves"].values())]
+    return _lines(_named(rows), x, y, "order", styles)
 
 
 def set_sizes(state: Reproduction) -> Chart:
@@ -392,7 +418,7 @@ def switches(state: Reproduction, task: str, measure: FactorMeasure) -> Chart:
             place |= {"encoding": title(row.base), "others": f"all others as in the {PROTOCOLS[row.end]}"}
             rows.append({**place, "seeds": mean.count} | _ends(mean.value, mean.low, mean.high))
     value = number("value", f"change in {TEXTS['measures'][measure]}", format="+.0%", tickCount=5)
-    return _dots(rows, value, "switch", "encoding", _encodings(state), "others", {"": 0.0})
+    return _dots(rows, value, "switch", "encoding", _ENCODINGS, "others", {"": 0.0})
 
 
 def rotated_heads(state: Reproduction, protocol: Protocol, task: str, *, drawn: bool = False) -> list[tuple[int, str]]:
@@ -416,7 +442,7 @@ def partial(state: Reproduction) -> Chart:
     rows: Rows = []
     for (task, text), protocol, drawn in product(TASKS.items(), state.plan.protocols, (False, True)):
         for count, label in rotated_heads(state, protocol, task, drawn=drawn):
-            place = {"panel": f"{text}, {PROTOCOLS[protocol]}", "count": count, "which": _WHICH[drawn].title}
+            place = {"panel": f"{text}, {protocol}", "count": count, "which": _WHICH[drawn].title}
             rows += means(chosen(state, protocol, [label], task), lambda cell: cell.accuracy, **place)
     counts = sorted({row["count"] for row in rows})
     x, y = number("count", "heads with RoPE, per layer", values=counts), number("value", "test accuracy", **_SHARE)
@@ -450,13 +476,8 @@ def peaks(state: Reproduction) -> Chart:
         every += [(label, f"{count} random heads") for count, label in drawn]
         every += [(label, name(protocol, label)) for label in _in_layers(state, protocol)]
         for label, text in every:
-            found = chosen(state, protocol, [label])
-            for layer in range(max((len(cell.deposits()) for *_, cells in found for cell in cells), default=0)):
-
-                def share(cell: CellResult, layer: int = layer) -> float:
-                    return cell.deposits()[layer].peak if concentrated(cell) else nan
-
-                rows += means(found, share, model=text, layer=layer + 1)
+            able = only(chosen(state, protocol, [label]), concentrated)
+            rows += means_of(able, lambda cell: [layer.peak for layer in cell.deposits()], model=text)
     if len({row["model"] for row in rows}) < 3:
         return None
     x, y = names("layer", sorted({row["layer"] for row in rows}), "layer"), names("model", [r["model"] for r in rows])
@@ -469,18 +490,12 @@ def representation(state: Reproduction) -> Chart:
     """The positional part of the residual stream before each layer of Task 1, by quantity."""
     rows: Rows = []
     for (quantity, text), protocol in product(TEXTS["stream"].items(), state.plan.protocols):
-        found = chosen(state, protocol, TEXTS["compared"][protocol])
-        found = [(p, label, [cell for cell in cells if has("representation")(cell)]) for p, label, cells in found]
-        depths = [len(getattr(cell.measure("representation"), quantity)) for *_, cells in found for cell in cells]
-        for layer in range(max(depths, default=0)):
-
-            def value(cell: CellResult, layer: int = layer, quantity: str = quantity) -> float:
-                return float(getattr(cell.measure("representation"), quantity)[layer])
-
-            rows += means(found, value, panel=f"{text}, {PROTOCOLS[protocol]}", layer=layer + 1)
+        found = only(chosen(state, protocol, TEXTS["compared"][protocol]), has("representation"))
+        of = lambda cell, quantity=quantity: getattr(cell.measure("representation"), quantity)  # noqa: E731
+        rows += means_of(found, of, panel=f"{text}, {PROTOCOLS[protocol]}")
     x = number("layer", "before layer", values=sorted({row["layer"] for row in rows}))
     y = number("value", "mean over seeds")
-    return _lines(rows, x, y, "encoding", _encodings(state), height=170, columns=2, points=True)
+    return _lines(rows, x, y, "encoding", _ENCODINGS, height=170, columns=2, points=True)
 
 
 def mla_models(state: Reproduction, protocol: Protocol) -> list[tuple[str, Models]]:
@@ -519,13 +534,11 @@ def circuit_lines(found: Circuit, which: str) -> dict[str, float]:
 def circuit(state: Reproduction, which: str) -> Chart:
     """What the most important head of each model does: its paths, its attention, or its frequencies."""
     found = models(state, DISTANCE, lambda cell: cell.skilled and has("circuit")(cell))
-    each = [circuit_lines(cell.measure("circuit"), which) for *_, cells in found for cell in cells]
+    each = {cell.key: circuit_lines(cell.measure("circuit"), which) for *_, cells in found for cell in cells}
     rows: Rows = []
-    for line in dict.fromkeys(line for lines in each for line in lines):
-        rows += means(
-            found, lambda cell, line=line: circuit_lines(cell.measure("circuit"), which).get(line, nan), line=line
-        )
-    return _dots(rows, number("value", TEXTS["circuit"][which]), "line", "encoding", _encodings(state), "protocol")
+    for line in dict.fromkeys(line for lines in each.values() for line in lines):
+        rows += means(found, lambda cell, line=line: each[cell.key].get(line, nan), line=line)
+    return _dots(rows, number("value", TEXTS["circuit"][which]), "line", "encoding", _ENCODINGS, "protocol")
 
 
 _SWEEP: dict[str, tuple[figures.Measure, Callable[[figures.Look], float], str]] = {
@@ -554,34 +567,38 @@ def sweep(state: Reproduction, which: str, *, moments: bool = False) -> Chart:
             rows += [row | {"encoding": name(protocol, base)} for row in means(found, value, change=text)]
     top = 1.15 * max([0.01, *(row["value"] for row in rows)])  # longer intervals are cut off
     value_axis = number("value", TEXTS["sweep"][which], format=form, clamp=True, domain=[0, top])
-    return _dots(rows, value_axis, "change", "encoding", _encodings(state), "protocol")
+    return _dots(rows, value_axis, "change", "encoding", _ENCODINGS, "protocol")
 
 
-def _level(cell: CellResult, level: str) -> Any:
-    found = cell.measure("seed")
-    return None if found is None else found.strength.levels.get(level)
+def _gradients(state: Reproduction, of: Callable[[Any], Any], axis: str = "layer", at: Sequence[Any] = ()) -> Rows:
+    """Means of a list that a level of the positional gradient has, with a panel per level and protocol."""
+    rows: Rows = []
+    for level in LEVELS[::-1]:
+
+        def levels(cell: CellResult) -> Mapping[str, Any]:
+            found = cell.measure("seed")
+            return {} if found is None else found.strength.levels
+
+        found = models(state, DISTANCE, lambda cell, level=level: level in levels(cell))
+        rows += means_of(
+            found, lambda cell, level=level: of(levels(cell)[level]), axis, at, level=TEXTS["levels"][level]
+        )
+    return [{"panel": f"{row['level']}, {row['protocol'].split()[0]}", **row} for row in sorted(rows, key=_place)]
 
 
 def strength(state: Reproduction) -> Chart:
     """Signal to noise of the first layer's positional gradient by the number of examples in the mean."""
-    rows: Rows = []
-    for level in LEVELS[::-1]:
-        found = models(state, DISTANCE, lambda cell, level=level: _level(cell, level) is not None)
-        sizes = found[0][2][0].measure("seed").strength.sizes if found else []
-        for at, size in enumerate(sizes):
-
-            def value(cell: CellResult, at: int = at, level: str = level) -> float:
-                return float(_level(cell, level).layers.strength[0][at])
-
-            rows += means(found, value, level=TEXTS["levels"][level], size=int(size), noise=float(size) ** -0.5)
-    rows = [{"panel": f"{row['level']}, {row['protocol']}", **row} for row in rows if row["low"] > 0]
-    if not rows:
-        return None
-    x = number("size", "examples in the mean", kind="log", values=sorted({row["size"] for row in rows})[::2])
-    y = number("value", "signal to noise", kind="log", values=[0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1])
-    made = _lines(rows, x, y, "encoding", _encodings(state), height=150, columns=2, points=True)
-    noise = alt.Chart().mark_line(strokeDash=[4, 3], strokeWidth=1).encode(x=alt.X(**x), y=alt.Y("noise:Q"))
-    made.spec.layer.insert(0, noise)
+    measured = next((cell.measure("seed") for cell in state.results.cells if has("seed")(cell)), None)
+    sizes = [] if measured is None else [int(size) for size in measured.strength.sizes]
+    rows = _gradients(state, lambda level: level.layers.strength[0], "examples", sizes)
+    rows = [{**row, "noise": row["examples"] ** -0.5} for row in rows if row["value"] > 0]
+    x = number("examples", "examples in the mean", kind="log", values=sizes[::3])
+    axis = {"domain": [0.01, 1], "values": [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1], "clamp": True}
+    y = number("value", "signal to noise", kind="log", **axis)
+    made = _lines(rows, x, y, "encoding", _ENCODINGS, height=200, points=True)
+    if made is not None:
+        noise = alt.Chart().mark_line(strokeDash=[4, 3], strokeWidth=1).encode(x=alt.X(**x), y=alt.Y("noise:Q"))
+        made.spec.layer.insert(0, noise)
     return made
 
 
@@ -595,18 +612,7 @@ _GRADIENT: dict[str, tuple[Callable[[Any], np.ndarray], float]] = {
 def gradient(state: Reproduction, which: str) -> Chart:
     """The positional gradient's exponent, or its lead in one head, by encoding and layer."""
     of, mark = _GRADIENT[which]
-    rows: Rows = []
-    for level in LEVELS[::-1]:
-        found = models(state, DISTANCE, lambda cell, level=level: _level(cell, level) is not None)
-        depth = max((len(of(_level(cell, level))) for *_, cells in found for cell in cells), default=0)
-        for layer in range(depth):
-
-            def value(cell: CellResult, layer: int = layer, level: str = level) -> float:
-                each = of(_level(cell, level))
-                return float(each[layer]) if layer < len(each) else nan
-
-            rows += means(found, value, level=TEXTS["levels"][level], series=f"layer {layer + 1}")
-    rows = [{"panel": f"{row['level']}, {row['protocol']}", **row} for row in sorted(rows, key=_place)]
+    rows = [{**row, "series": f"layer {row['layer']}"} for row in _gradients(state, of)]
     return _dots(rows, number("value", which), "encoding", "series", _layers(rows), "panel", {"": mark})
 
 
@@ -658,11 +664,11 @@ def _during(
         shared = set.intersection(*(set(found[cell.key]) for cell in cells))
         kept = cells if len(shared) > 1 else cells[:1]
         steps = sorted(shared if len(shared) > 1 else found[cells[0].key])
-        for step, (at, each) in product(steps, enumerate(styles)):
+        for at, each in enumerate(styles):
 
-            def value(cell: CellResult, step: int = step, at: int = at) -> float:
-                there = found[cell.key][step]
-                return there[at] if at < len(there) else nan
+            def curve(cell: CellResult, steps: Sequence[int] = steps, at: int = at) -> list[float]:
+                values = [found[cell.key][step] for step in steps]
+                return [value[at] if at < len(value) else nan for value in values]
 
-            rows += means([(protocol, label, kept)], value, whole=True, step=step, series=each.title)
+            rows += means_of([(protocol, label, kept)], curve, "step", steps, whole=True, series=each.title)
     return _lines(_named(rows), number("step", "training step", tickCount=4), y, "series", styles, **options)

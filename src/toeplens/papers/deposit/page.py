@@ -13,27 +13,11 @@ import numpy as np
 from markupsafe import Markup
 
 from toeplens import tasks
-from toeplens.ground.words import fixed, listed, percent, points, signed, spans
+from toeplens.ground.words import fixed, percent, points, signed, spans
 from toeplens.lens import THRESHOLDS, Estimate
 from toeplens.model import Protocol
-from toeplens.papers.deposit import charts
+from toeplens.papers.deposit import charts, measured
 from toeplens.papers.deposit.charts import PROTOCOLS, TASKS, TEXTS, family, look, mla_models, models, name, ordered
-from toeplens.papers.deposit.measured import (
-    BASES,
-    ENDS,
-    MEASURES,
-    PAPER_TABLE_1,
-    FactorMeasure,
-    FactorRow,
-    Row,
-    concentrated,
-    decided,
-    factor_wholes,
-    kinds,
-    left_over,
-    recorded,
-    strongest,
-)
 from toeplens.papers.deposit.spec import PARTIAL, SCALES, SWITCH_TITLES, SWITCHES, Label, Scale, title
 from toeplens.papers.deposit.study import Plan, Reproduction
 from toeplens.report.page import Figure, Ledger, Page, Section, ledger, run_table
@@ -107,7 +91,13 @@ def answer(state: Reproduction) -> str:
         parts.append(f"{start}{what} {percent(seen.value)} of the skill ({interval}{_count(seen.seeds, 'seed')}).")
         rule = f" The claim needs more than {comparison.low:.0%}, and little from every other head."
     if not parts:
-        return "This study does not test it; the part “core” does. It tests what a deposit depends on."
+        rope = [each for each in models(state, DISTANCE, charts.ablated) if family(*each[:2]) == "rope"]
+        told = [
+            f"{percent(row['value'])} ({row['protocol']}, {_count(row['seeds'], 'seed')})"
+            for row in charts.means(rope, measured.MEASURES["peak"])
+        ]
+        seen = f" In its models the most important head of RoPE carries {' and '.join(told)} of the skill." * bool(told)
+        return f"This study does not judge it; the part “core” does.{seen}"
     few = f" With {_count(state.plan.seeds, 'seed')} this is only indicative: a verdict needs {ENOUGH}."
     return " ".join(parts) + rule + (few if state.plan.seeds < ENOUGH else "")
 
@@ -122,15 +112,8 @@ def _notes(state: Reproduction) -> list[str]:
         f"{each.tasks[DISTANCE].paper['length']} tokens"
         for each in (SCALES[scale] for scale in dict.fromkeys((state.plan.scale, "paper")))
     ]
-    theirs = f"The paper’s: {sizes[1]}; results can differ at that size." if len(sizes) > 1 else "This is its size."
-    return [
-        "Task 1: the distance between two marked words in a random sequence, which needs position. Task 2: the number "
-        "of marked words, which does not. Skill: accuracy above the best guess from the sequence’s length, as a share "
-        "of what is left to learn.",
-        "Paper protocol: the model of the text, a causal decoder that answers from its last token. Released protocol: "
-        "the authors’ code, which has no causal mask, takes keys and values from the embeddings, and averages over "
-        f"positions. Models: {sizes[0]}. {theirs}",
-    ]
+    theirs = f"; the paper’s {sizes[1]}, at which results can differ" if len(sizes) > 1 else ", as in the paper"
+    return [f"{TEXTS['terms']} The models have {sizes[0]}{theirs}."]
 
 
 def _warnings(state: Reproduction) -> list[str]:
@@ -163,24 +146,21 @@ def _accuracy(state: Reproduction) -> dict[str, Parts]:
     return {"Table 1 beside the paper’s": [*shown, *tables] if shown or curves else [], "Learning curves": curves}
 
 
-def _rows(state: Reproduction, task: str) -> dict[tuple[Protocol, str], Row]:
+def _rows(state: Reproduction, task: str) -> dict[tuple[Protocol, str], measured.Row]:
     """The rows of Table 1 by protocol and encoding."""
     return {(row.protocol, family(row.protocol, row.label)): row for row in state.table if row.task == task}
 
 
 def _best(state: Reproduction) -> str:
-    """The best encoding of each task under each protocol, and the paper's numbers."""
+    """The best encoding of each task under each protocol."""
     told = []
-    for task, text in TASKS.items():
-        best = []
-        for protocol in state.plan.protocols:
-            mine = [row for row in _rows(state, task).values() if row.protocol == protocol and row.accuracy is not None]
-            if first := max(mine, key=lambda row: row.accuracy or 0.0, default=None):
-                best.append(f"{name(protocol, first.label)} ({percent(first.accuracy)}, {PROTOCOLS[protocol]})")
-        theirs = listed(f"{title(label)} {value:g}%" for (of, label), value in PAPER_TABLE_1.items() if of == task)
-        if best:
-            told.append(f"Best on {text}: {'; '.join(best)}. The paper: {theirs}.")
-    return " ".join(told)
+    for task, protocol in product(TASKS, state.plan.protocols):
+        rows = [row for (of, _), row in _rows(state, task).items() if of == protocol and row.accuracy is not None]
+        if rows:
+            best = max(rows, key=lambda row: row.accuracy or 0.0)
+            what = f"{TASKS[task]}, {PROTOCOLS[protocol]}: {name(protocol, best.label)}"
+            told.append(f"{what} ({percent(best.accuracy)})")
+    return f"The best encoding by mean accuracy: {'; '.join(told)}." if told else ""
 
 
 @lru_cache(maxsize=2)
@@ -197,7 +177,7 @@ def accuracy_table(state: Reproduction, task: str) -> Table:
     for label in ordered("paper", (label for _, label in planned | set(found))):
         line: list[str | Cell] = [
             Cell(title(label), sign=look("paper", label)),
-            Cell(fixed(PAPER_TABLE_1.get((task, label))), right=True),
+            Cell(fixed(measured.PAPER_TABLE_1.get((task, label))), right=True),
         ]
         for protocol in protocols:
             row = found.get((protocol, label))
@@ -241,9 +221,10 @@ def _deposit(state: Reproduction) -> dict[str, Parts]:
         [figure for task, what in TASKS.items() for figure in _figure(id, draw(state, task), task, what)]
         for id, draw in (("heads", charts.head_maps), ("cumulative", charts.cumulative))
     )
+    layers = deposit_tables(state)
     return {
         "Deposits": _figure("deposits", charts.deposits(state)),
-        "Kind and concentration of each layer": [*deposit_tables(state)],
+        "Kind and concentration of each layer": [_DEPOSIT_NOTE, *layers] if layers else [],
         "Effect of every head": maps,
         "Cumulative ablation within a layer": curves,
         "Position or content?": _figure("position", charts.position(state)),
@@ -253,34 +234,20 @@ def _deposit(state: Reproduction) -> dict[str, Parts]:
 
 def _concentration(state: Reproduction) -> str:
     """How many models have a single-head layer, and the largest ablation effect of all."""
+    found = [cell for *_, cells in models(state, DISTANCE, charts.ablated, partial=True) for cell in cells]
     told = []
     for protocol in state.plan.protocols:
-        cells = [
-            c for p, _, cells in models(state, DISTANCE, charts.ablated, partial=True) if p == protocol for c in cells
-        ]
-        able = [found for cell in cells if (found := {layer.kind for layer in cell.deposits()}) != {"no-skill"}]
-        if cells:
-            single = sum("single-head" in found for found in able)
-            told.append(f"{single} of {len(able)} models with skill under the {PROTOCOLS[protocol]}")
-    drops = [
-        (
-            float(cell.ablation.drops.max()),
-            cell,
-            np.unravel_index(cell.ablation.drops.argmax(), cell.ablation.drops.shape),
-        )
-        for task in TASKS
-        for _, _, cells in models(state, task, charts.ablated, partial=True)
-        for cell in cells
-        if cell.ablation
-    ]
-    text = f"Models with a single-head layer on Task 1: {', '.join(told)}." if told else ""
-    if drops:
-        drop, cell, (layer, head) = max(drops, key=lambda each: each[0])
-        key = cell.key
-        text += (
-            f" The largest accuracy drop from one head is {points(drop)} percentage points ({name(key.protocol, key.label)}"
-            f", layer {layer + 1}, head {head + 1}, {TASKS[key.task]}, {PROTOCOLS[key.protocol]}, seed {key.seed})."
-        )
+        every = [{layer.kind for layer in cell.deposits()} for cell in found if cell.key.protocol == protocol]
+        able = [each for each in every if each != {"no-skill"}]
+        single = sum("single-head" in each for each in able)
+        told += [f"{single} of {len(able)} models with skill ({PROTOCOLS[protocol]})"] if able else []
+    text = f"On Task 1, {' and '.join(told)} have a single-head layer." if told else ""
+    if found:
+        cell = max(found, key=lambda each: charts.drops(each).max())
+        drops, protocol = charts.drops(cell), cell.key.protocol
+        layer, head = np.unravel_index(drops.argmax(), drops.shape)
+        where = f"{name(protocol, cell.key.label)}, layer {layer + 1}, head {head + 1}, {PROTOCOLS[protocol]}"
+        text += f" The largest drop from one head is {points(drops.max())} percentage points ({where})."
     return text
 
 
@@ -302,18 +269,16 @@ def deposit_tables(state: Reproduction) -> list[Table]:
         rows = [row for label, cells in found for row in _deposit_rows(protocol, label, cells)]
         if rows:
             head = [Cell(text, right=place > 2) for place, text in enumerate(_COLUMNS)]
-            note = f"Means over seeds. {' '.join(_DEPOSIT_NOTE)}"
             where = f"Deposit by layer, {TASKS[task]}, {PROTOCOLS[protocol]}"
-            made.append(Table(where, [head], rows, note, "numbers small"))
+            made.append(Table(where, [head], rows, css="numbers small"))
     return made
 
 
 _COLUMNS = ("Model", "Layer", "Kind", "Heads", "Peak", "Second", "Top share", "Effective heads", "Gini", "Half gone at")
 _DEPOSIT_NOTE = (
-    "Peak, second: the two largest accuracy drops of one head, as a share of the skill; heads: which head that is.",
-    "Top share: the largest drop as a share of the sum. Effective heads: (sum of drops)² / sum of squared drops.",
-    "Half gone at: heads to ablate until half of the skill is lost.",
-    f"Kinds: {THRESHOLDS}.",
+    "Means over seeds. Peak, second: the two largest accuracy drops of one head, as a share of the skill (heads: which "
+    "head is largest). Top share: the largest drop as a share of the sum. Effective heads: (sum of drops)² / sum of "
+    f"squared drops. Half gone at: heads to ablate until half of the skill is lost. Kinds: {THRESHOLDS}."
 )
 
 
@@ -341,7 +306,9 @@ def _deposit_rows(protocol: Protocol, label: str, cells: Sequence[CellResult]) -
 
 
 def _changes(state: Reproduction, pictures: Parts) -> dict[str, Parts]:
-    parts, switches, sweep = state.plan.parts, [], []
+    parts = state.plan.parts
+    switches: Parts = []
+    sweep: Parts = []
     for task, measure in product(TASKS, ("accuracy", "peak")):
         what = f"{TEXTS['measures'][measure]}, {TASKS[task]}"
         switches += _figure("switches", charts.switches(state, task, measure), f"{measure}-{task}", what)
@@ -350,15 +317,13 @@ def _changes(state: Reproduction, pictures: Parts) -> dict[str, Parts]:
     partial = _figure("partial", charts.partial(state))
     if "partial" in parts:
         partial += _figure("partial-layers", charts.layers(state)) + _figure("partial-peaks", charts.peaks(state))
-    variants = (
-        _figure("mla", charts.mla(state)) + [*variant_tables(state), steps_table(state)] if "mla" in parts else []
-    )
+    variants: Parts = []
+    if "mla" in parts:
+        variants = [*_figure("mla", charts.mla(state)), *variant_tables(state), *steps_table(state)]
     return {
         "Differences between the protocols": [*switches, *switch_tables(state)],
         "RoPE on some of the heads": partial,
-        "MLA: latent attention or its released code?": [
-            each for each in variants if isinstance(each, Figure) or each.body
-        ],
+        "MLA: latent attention or its released code?": variants,
         "RoPE with a sinusoid: does it persist?": _figure("representation", charts.representation(state)),
         "Scale sweep: when does a deposit occur?": [each for each in sweep if each.id not in {p.id for p in pictures}],
     }
@@ -371,27 +336,18 @@ def _sweep(state: Reproduction, which: str, *, moments: bool = False) -> Parts:
 
 def _changes_text(state: Reproduction) -> str:
     """The strongest switch of RoPE, and accuracy with RoPE on one head; what there is of both."""
-    told = []
-    for end in ENDS[DISTANCE]:
+    told, few = [], []
+    for end in measured.ENDS[DISTANCE]:
         rows = [r for r in charts.factor_rows(state) if (r.task, r.base, r.end) == (DISTANCE, "rope", end)]
-        row = strongest(rows, "accuracy")
-        if row is not None:
+        if row := measured.strongest(rows, "accuracy"):
             to, instead = SWITCH_TITLES[row.switch]
-            effect = _interval(row.effect("accuracy"))
-            told.append(
-                f"For RoPE in the {PROTOCOLS[end]}, the strongest switch on Task 1 is {to} instead of {instead}: {effect} "
-                "percentage points of test accuracy."
-            )
-    few, every = [], []
-    for protocol in state.plan.protocols:
-        found = _rows(state, DISTANCE)
-        one, whole = (found.get((protocol, label)) for label in (f"{PARTIAL}-1", "rope"))
+            change = f"{_interval(row.effect('accuracy'))} percentage points of accuracy"
+            told.append(f"RoPE in the {PROTOCOLS[end]} changes most on Task 1 by {to} instead of {instead}: {change}.")
+    for protocol, rows in product(state.plan.protocols, [_rows(state, DISTANCE)]):
+        one, whole = (rows.get((protocol, label)) for label in (f"{PARTIAL}-1", "rope"))
         if one and whole and None not in (one.accuracy, whole.accuracy):
-            few.append(percent(one.accuracy))
-            every.append(f"{percent(whole.accuracy)} ({PROTOCOLS[protocol]})")
-    if few:
-        told.append(f"RoPE on one head per layer reaches {' and '.join(few)}; on all heads {' and '.join(every)}.")
-    return " ".join(told)
+            few.append(f"{percent(one.accuracy)}, on all {percent(whole.accuracy)} ({PROTOCOLS[protocol]})")
+    return " ".join([*told, *([f"RoPE on one head per layer reaches {'; on one '.join(few)}."] if few else [])])
 
 
 def _interval(estimate: Estimate | None, *, sign: bool = True) -> str:
@@ -407,24 +363,25 @@ def _interval(estimate: Estimate | None, *, sign: bool = True) -> str:
 def _effect(effect: Estimate | None) -> Cell:
     """An effect in percentage points, bold if its interval excludes 0."""
     text = _interval(effect)
-    return Cell(text, html=Markup("<b>{}</b>").format(text) if effect and decided(effect) else None)
+    return Cell(text, html=Markup("<b>{}</b>").format(text) if effect and measured.decided(effect) else None)
 
 
 def switch_tables(state: Reproduction) -> list[Table]:
     """The effects on each measure, one table per task and starting protocol, with the unexplained remainder."""
     rows, found = charts.factor_rows(state), []
-    for task, measure in product(BASES, MEASURES):
-        for end in ENDS[task]:
+    for task, measure in product(measured.BASES, measured.MEASURES):
+        for end in measured.ENDS[task]:
             here = [row for row in rows if (row.task, row.end) == (task, end)]
             if any(row.values[measure] for row in here):
                 found.append(_switch_table(state, here, measure))
     return found
 
 
-def _switch_table(state: Reproduction, rows: Sequence[FactorRow], measure: FactorMeasure) -> Table:
+def _switch_table(state: Reproduction, rows: Sequence[measured.FactorRow], measure: measured.FactorMeasure) -> Table:
     task, end = rows[0].task, rows[0].end
     bases = list(dict.fromkeys(row.base for row in rows))
-    of = {whole.base: whole for whole in factor_wholes(state.results, state.plan.protocols) if whole.task == task}
+    wholes = measured.factor_wholes(state.results, state.plan.protocols)
+    of = {whole.base: whole for whole in wholes if whole.task == task}
     lines: list[list[str | Cell]] = []
     for switch in SWITCHES:
         mine = {row.base: row for row in rows if row.switch == switch}
@@ -435,7 +392,7 @@ def _switch_table(state: Reproduction, rows: Sequence[FactorRow], measure: Facto
         values = [estimated(of[b].ends[unchanged][measure]) if unchanged in of[b].ends else None for b in bases]
         first = Cell(text, row_css="guess" if place else "guess first")
         lines.append([first, *(_interval(value, sign=False) for value in values)])
-    sums = [left_over(of[base], [row for row in rows if row.base == base], measure) for base in bases]
+    sums = [measured.left_over(of[base], [row for row in rows if row.base == base], measure) for base in bases]
     changes: dict[str, list[BySeed]] = {
         "all switches together": [of[base].difference(measure) for base in bases],
         "sum of the single effects": [total for total, _ in sums],
@@ -452,7 +409,7 @@ def _switch_table(state: Reproduction, rows: Sequence[FactorRow], measure: Facto
     )
 
 
-def _switch_cell(row: FactorRow | None, measure: FactorMeasure) -> Cell:
+def _switch_cell(row: measured.FactorRow | None, measure: measured.FactorMeasure) -> Cell:
     if row is None:
         return Cell(small=("no difference",))
     effect = row.effect(measure)
@@ -470,10 +427,10 @@ def variant_tables(state: Reproduction) -> list[Table]:
     for protocol in state.plan.protocols:
         lines: list[list[str | Cell]] = []
         for text, [(_, label, cells)] in mla_models(state, protocol):
-            able = [found[1].effective_heads for cell in cells if (found := concentrated(cell))]
+            able = [found[1].effective_heads for cell in cells if (found := measured.concentrated(cell))]
             shares = (_interval(estimated(_values(cells, each)), sign=False) for each in ("accuracy", "peak"))
             heads = fixed(float(np.mean(able)) if able else None, 1)
-            lines.append([Cell(text, sign=look(protocol, label)), *shares, heads, kinds_cell(kinds(cells))])
+            lines.append([Cell(text, sign=look(protocol, label)), *shares, heads, kinds_cell(measured.kinds(cells))])
         if lines:
             names = ["Model", "Test accuracy, %", "Share of the skill lost by ablating one head, %"]
             names += ["Effective heads of its layer", "Kind of that layer"]
@@ -481,11 +438,11 @@ def variant_tables(state: Reproduction) -> list[Table]:
     return made
 
 
-def _values(cells: Iterable[CellResult], measure: FactorMeasure) -> BySeed:
-    return BySeed({cell.key.seed: value for cell in cells if isfinite(value := MEASURES[measure](cell))})
+def _values(cells: Iterable[CellResult], measure: measured.FactorMeasure) -> BySeed:
+    return BySeed({cell.key.seed: value for cell in cells if isfinite(value := measured.MEASURES[measure](cell))})
 
 
-def steps_table(state: Reproduction) -> Table:
+def steps_table(state: Reproduction) -> list[Table]:
     """Paired differences of one head's share: is the diffuse pattern due to MLA or to its released code?"""
     lines: list[list[str | Cell]] = []
     for protocol in state.plan.protocols:
@@ -496,11 +453,11 @@ def steps_table(state: Reproduction) -> Table:
             if change is not None:
                 first = Cell(step["text"], (PROTOCOLS[protocol],))
                 shares = (percent(level.value if level else None) for level in levels)
-                what = "interval excludes 0" if decided(change) else "interval includes 0"
+                what = "interval excludes 0" if measured.decided(change) else "interval includes 0"
                 lines.append([first, *shares, Cell(_interval(change), (what,))])
     names = ["Change", "Before", "After", "Difference, percentage points"]
     note = "Share of the skill lost by ablating one head. Differences are paired by seed, with 95% intervals."
-    return make_table("MLA or its released code", names, lines, note=note)
+    return [make_table("MLA or its released code", names, lines, note=note)] if lines else []
 
 
 # ---- why -------------------------------------------------------------------------------------------------------------
@@ -518,7 +475,7 @@ def _why(state: Reproduction) -> dict[str, Parts]:
 def _why_text(state: Reproduction) -> str:
     """Whether positional gradients cancel in the first layer of RoPE, where that was measured."""
     found = models(state, DISTANCE, charts.has("seed"))
-    rope = [(protocol, label, cells) for protocol, label, cells in found if family(protocol, label) == "rope"]
+    rope = [each for each in found if family(*each[:2]) == "rope"]
     told = []
     for row in charts.means(rope, lambda cell: cell.measure("seed").strength.levels["logits"].layers.exponent[0]):
         span = f" [{fixed(row['low'])}, {fixed(row['high'])}]" if row["seeds"] > 1 else ""
@@ -547,7 +504,7 @@ def _claims(state: Reproduction) -> Section:
             " In the evidence for the released protocol, “RoPE” is the code’s model with its sinusoid, and “RoPE, no "
             "sinusoid” is RoPE."
         )
-    known = recorded() if state.plan.seeds < ENOUGH else {}
+    known = measured.recorded() if state.plan.seeds < ENOUGH else {}
     parts = [Ledger(claims, {each: PROTOCOLS[each] for each in state.plan.protocols}, known), text]
     rules = (
         "The rules were written after the laptop record was known and before any desk model was trained; some were "
