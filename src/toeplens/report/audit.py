@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from math import floor, log10, pi
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -37,8 +37,8 @@ ROLES: dict[str, tuple[Style, float]] = {
     "duplicate": (Style("Duplicate token", COLOURS["cyan"], "triangle-right"), PATTERN),
     "first": (Style("First token", COLOURS["brown"], "triangle-left"), PATTERN),
 }
-IDLE = Style("Near-uniform, no effect", COLOURS["grey"], "stroke")
-OTHER = Style("Other", "#6f8fc4", "circle")
+IDLE = Style("Near-uniform, no effect", "#b05c7d", "stroke")
+OTHER = Style("Other", COLOURS["grey"], "circle")
 _REASONS = {
     "effect": "effect",
     "previous": "attention on the previous token",
@@ -127,10 +127,23 @@ def _label(audit: AuditRecord, head: HeadRecord, reasons: Sequence[str]) -> str:
     return f"{Names.of(audit).short(head)}: {', '.join(told)}"
 
 
-def head_rows(audit: AuditRecord) -> list[dict[str, Any]]:
-    """The heads as rows of charts."""
+_TIPS = {
+    "positional": "Positional|.2f",
+    "symbolic": "Symbolic|.2f",
+    "previous": "Previous token|.2f",
+    "induction": "Induction|.2f",
+    "retrieval": "Retrieval|.2f",
+    "duplicate": "Duplicate token|.2f",
+    "first": "First token|.2f",
+    "distance": "Mean distance|.1f",
+    "frequency": "Mean frequency|.2~r",
+    "effect": "Effect|.3~r",
+}
+
+
+def head_rows(audit: AuditRecord, columns: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """The heads as rows of charts, with some columns of numbers; ``frequency`` is the mean RoPE frequency used."""
     called = Names.of(audit)
-    columns = [name for name in known(audit) if name != "dead"]
     return [
         {
             "name": called.short(head),
@@ -138,22 +151,22 @@ def head_rows(audit: AuditRecord) -> list[dict[str, Any]]:
             "layer": head.layer + 1,
             "head": head.head + 1,
             "role": role(audit, head).title,
-            **{name: getattr(head, name) for name in columns},
-            "frequency": None if head.centre is None else 2.0**head.centre,
+            **{name: _number(head, name) for name in columns},
         }
         for head in audit.heads
     ]
 
 
-def tips(audit: AuditRecord) -> list[Any]:
-    """What a head says when pointed at."""
-    shown = ("positional", "symbolic", "interaction", "previous", "first", "induction", "duplicate", "retrieval")
-    columns = {name: f"{name.capitalize()}|.2f" for name in shown if name in known(audit)}
-    more = {"distance": "Mean distance|.1f", "frequency": "Mean frequency|.2~r", "effect": "Effect|.3~r"}
-    columns |= {
-        name: text for name, text in more.items() if (name if name != "frequency" else "centre") in known(audit)
-    }
-    return tooltip(name="Head", role="Kind", **columns)
+def _number(head: HeadRecord, name: str) -> float | None:
+    if name == "frequency":
+        return None if head.centre is None else 2.0**head.centre
+    return getattr(head, name)
+
+
+def head_tips(audit: AuditRecord, columns: Iterable[str]) -> list[Any]:
+    """What a head says when pointed at: the columns that are known."""
+    shown = {name: _TIPS[name] for name in columns if name in _TIPS}
+    return tooltip(name="Head", role="Kind", **shown)
 
 
 def by_place(chart: Chart, audit: AuditRecord, *, free: Sequence[str] = ()) -> Chart:
@@ -173,14 +186,18 @@ def map_column(audit: AuditRecord) -> str:
 def map_chart(audit: AuditRecord) -> Chart:
     """Heads by layer, coloured by positional share; the heads to look at are numbered, outlined and named."""
     column, chosen = map_column(audit), to_look_at(audit)
-    rows = head_rows(audit)
+    columns = [column, *(name for name in _TIPS if name in known(audit) and name != column)]
+    rows = head_rows(audit, columns)
     for row, head in zip(rows, audit.heads, strict=True):
         row["mark"] = "–" if idle(audit, head) else ""
         row["kind"] = ROLES[pattern][0].title if (pattern := pattern_of(audit, head)) else None
     for order, (i, reasons) in enumerate(chosen.items(), 1):
         pattern = pattern_of(audit, audit.heads[i], reasons)
         rows[i] |= {"mark": str(order), "kind": ROLES[pattern][0].title if pattern else None}
-    return _numbered_map(audit, rows, column, named(audit, chosen), tips(audit))
+    end = 1.0 if column != "effect" else max((abs(head.effect or 0.0) for head in audit.heads), default=0.0) or 1.0
+    domain = (-end, end) if column == "effect" else (0.0, end)
+    title = f"{column} share" if column in SHARES else column
+    return numbered_map(audit, rows, column, domain, title, named(audit, chosen), head_tips(audit, columns))
 
 
 def named(audit: AuditRecord, chosen: dict[int, list[str]]) -> list[str]:
@@ -188,18 +205,20 @@ def named(audit: AuditRecord, chosen: dict[int, list[str]]) -> list[str]:
     return [f"{n}  {_label(audit, audit.heads[i], reasons)}" for n, (i, reasons) in enumerate(chosen.items(), 1)]
 
 
-def _numbered_map(
-    audit: AuditRecord, rows: list[dict[str, Any]], column: str, lines: Sequence[str], told: Sequence[Any]
+def numbered_map(
+    audit: AuditRecord,
+    rows: Sequence[dict[str, Any]],
+    column: str,
+    domain: tuple[float, float],
+    title: str,
+    lines: Sequence[str],
+    tips: Sequence[Any],
 ) -> Chart:
     """A map of heads whose rows have a ``mark`` in their cell and a ``kind`` for their outline; lines go below it."""
     layers, heads = (sorted({row[name] for row in rows}) for name in ("layer", "head"))
-    ends = [abs(row[column]) for row in rows if row[column] is not None]
-    end = 1.0 if column != "effect" else max(ends, default=0.0) or 1.0
-    height = max(9, min(22, 440 // len(heads)))
     axes = names("layer", layers, "layer"), names("head", heads, "head")
-    title = f"{column} share" if column in SHARES else column
-    domain = (-end, end) if column == "effect" else (0.0, end)
-    made = heat(rows, *axes, column, title=title, domain=domain, tips=told, size=height, marks="mark")
+    size = max(9, min(22, 440 // len(heads)))
+    made = heat(rows, *axes, column, title=title, domain=domain, tips=tips, size=size, marks="mark")
     kinds = [style for style, _ in ROLES.values() if style.title in {row["kind"] for row in rows}]
     if kinds:
         scale = alt.Scale(domain=[each.title for each in kinds], range=[each.colour for each in kinds])
@@ -211,7 +230,7 @@ def _numbered_map(
             legend=alt.Legend(symbolType="square", orient="bottom"),
         )
         frame = alt.Chart().mark_rect(filled=False, strokeWidth=2.5).transform_filter("datum.kind != null")
-        frame = frame.encode(x=alt.X(**axes[0]), y=alt.Y(**axes[1]), stroke=stroke, tooltip=list(told))
+        frame = frame.encode(x=alt.X(**axes[0]), y=alt.Y(**axes[1]), stroke=stroke, tooltip=list(tips))
         made = alt.layer(*made.layer, frame, data=made.data).properties(height=made.height)
     made = by_place(made, audit)
     if lines:
@@ -230,21 +249,26 @@ def kinds_of(audit: AuditRecord) -> list[Style]:
 
 def frequency_chart(audit: AuditRecord) -> Chart:
     """Heads by the mean frequency that they use and their positional share."""
-    rows = [row for row in head_rows(audit) if row["frequency"] is not None and row.get("positional") is not None]
-    x = number("frequency", "mean RoPE frequency used (rad per position)", kind="log", format="~g", tickCount=6)
+    columns = ("positional", "frequency")
+    rows = [row for row in head_rows(audit, columns) if None not in (row["frequency"], row["positional"])]
+    ends = [floor(log10(of(row["frequency"] for row in rows))) for of in (min, max)]
+    powers = [10.0**power for power in range(ends[0], ends[1] + 2)]
+    title = "mean RoPE frequency used (rad per position)"
+    x = number("frequency", title, kind="log", format="~g", values=powers, domain=[powers[0], powers[-1]])
     y = number("positional", "positional share", domain=[0, 1], format=".1f")
     marks = alt.Chart(data(rows)).mark_point(opacity=0.65)
-    made = marks.encode(x=alt.X(**x), y=alt.Y(**y), tooltip=tips(audit), **looks("role", kinds_of(audit)))
+    made = marks.encode(x=alt.X(**x), y=alt.Y(**y), tooltip=head_tips(audit, columns), **looks("role", kinds_of(audit)))
     return by_place(made.properties(height=300), audit)
 
 
 def shares_chart(audit: AuditRecord) -> Chart:
     """Heads by positional and symbolic share."""
-    rows = [row for row in head_rows(audit) if None not in [row.get(share) for share in SHARES]]
-    size = "effect" if audit.effect == "loss" and "effect" in known(audit) else ""
+    size = ["effect"] if audit.effect == "loss" and "effect" in known(audit) else []
+    columns = [*SHARES, *size]
+    rows = [row for row in head_rows(audit, columns) if None not in [row[share] for share in SHARES]]
     for row in rows if size else ():
         row["effect"] = max(0.0, row["effect"] or 0.0)
-    return by_place(plane(rows, kinds_of(audit), tips=tips(audit), series="role", size=size), audit)
+    return plane(rows, kinds_of(audit), tips=head_tips(audit, columns), series="role", size="".join(size))
 
 
 _USES = {"variance_use": "Share of the logits’ variance", "norm_use": "Share of ‖q‖ ‖k‖"}
@@ -301,7 +325,8 @@ _AXES = {"loss": "effect on the loss (nats per token)", "states": "effect on the
 def effects_chart(audit: AuditRecord) -> Chart:
     """The effect of each head above its layer, with its interval; the largest are named."""
     counts = {(layer.side, layer.kind, layer.layer): max(1, layer.heads) for layer in audit.layers}
-    rows = [row for row in head_rows(audit) if row.get("effect") is not None]
+    columns = [name for name in (*EFFECTS, "positional") if name in known(audit)]
+    rows = [row for row in head_rows(audit, columns) if row["effect"] is not None]
     measured = [head for head in audit.heads if head.effect is not None]
     top = sorted(measured, key=lambda head: -(head.effect or 0.0))[:5]
     for row, head in zip(rows, measured, strict=True):
@@ -317,7 +342,7 @@ def effects_chart(audit: AuditRecord) -> Chart:
     if "effect_low" in known(audit) and len(rows) <= _BARS:
         ends = {"y": alt.Y(field="effect_low", type="quantitative"), "y2": alt.Y2(field="effect_high")}
         layered.append(base.mark_rule(opacity=0.4).encode(**ends))
-    layered.append(base.mark_point(size=32).encode(y=y, tooltip=tips(audit), **look))
+    layered.append(base.mark_point(size=32).encode(y=y, tooltip=head_tips(audit, columns), **look))
     text = base.mark_text(dy=-9).transform_filter("datum.label != null")
     layered.append(text.encode(y=y, text=alt.Text(field="label", type="nominal")))
     return by_place(alt.layer(*layered).properties(height=280), audit)
@@ -482,9 +507,8 @@ def visible(layer: LayerRecord) -> str:
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 _MAP = (
-    "Positional share: how much of the variance of a head’s logits the position of the key explains. Numbers: the heads "
-    "listed below the map, the strongest of each kind. Outlined: heads with an attention pattern. –: nearly uniform "
-    "attention and no effect. White: unknown, or no position."
+    "Positional share: how much of the variance of a head’s logits the position of the key explains. Numbers: heads "
+    "named below, the strongest of each kind. Outlined: heads with a pattern. –: nearly uniform attention, no effect."
 )
 _FREQUENCY = (
     "Each mark is a head. x: mean of the RoPE frequencies, weighted by their share of the variance of its logits (0.1 "
@@ -499,7 +523,7 @@ _USE = (
     "Mean over the heads of a layer, by RoPE pair. A negative share (blue) means that a frequency counteracts the "
     "others. None: dimensions without rotation. Bias: positional bias added to the logits."
 )
-_BANDS = (
+BANDS = (
     "Each cell is a band of RoPE pairs whose rotation is frozen in all heads of a layer: their content still "
     "contributes to the logits, their position does not. Blue: freezing helps."
 )
@@ -510,8 +534,8 @@ _DEPOSIT = (
     "largest effect."
 )
 _LAYERS = (
-    "Heads: query heads; “8 over 2” means 8 query heads share 2 key heads. Width: dimension of queries and keys. Scale: "
-    "factor of q · k. Weights: largest difference of an attention weight; a dash if the model does not expose weights. "
+    "Heads: query heads; “8 over 2” means 8 query heads share 2 key heads. Width: dimension of queries and keys. "
+    "Scale: factor of q · k. Weights: largest difference of an attention weight; a dash if the model exposes none. "
     "Outputs: largest difference of a head’s output, relative to the layer’s largest. Rounding: largest weight "
     "difference that rounding explains."
 )
@@ -546,14 +570,12 @@ def _answer(audit: Audit) -> str:
     told = words.findings(audit)[:1] if any(one.effect is not None for one in (*audit.heads, *audit.bands)) else []
     counts = []
     for name, (style, least) in ROLES.items():
-        if name in known(audit):
-            heads = [head for head in audit.heads if (getattr(head, name) or 0.0) > least]
-            top = max(heads, key=lambda head: getattr(head, name), default=None)
-            best = f" (most: {Names.of(audit).short(top)}, {fixed(getattr(top, name))})" if top else ""
-            counts.append(f"{len(heads)} {style.title.lower()}{best}")
-    total = f"Of {len(audit.heads)} heads"
+        if top := words.largest(audit.heads, name):
+            count = sum((getattr(head, name) or 0.0) > least for head in audit.heads)
+            best = f" (strongest: {Names.of(audit).short(top[0])}, {fixed(top[1])})" if name != "first" else ""
+            counts.append(f"{count} {style.title.lower().replace(' ', '-')} heads{best}")
     if counts:
-        told.append(f"{total}, so many attend mostly to one kind of token: {'; '.join(counts)}.")
+        told.append(f"The model’s {len(audit.heads)} heads include {listed(counts)}.")
     if counted := [head for head in audit.heads if head.positional is not None and not idle(audit, head)]:
         both = [sum((getattr(head, share) or 0.0) > PATTERN for head in counted) for share in SHARES[:2]]
         without = sum(idle(audit, head) for head in audit.heads)
@@ -597,10 +619,10 @@ def _position_sections(audit: Audit) -> list[Section]:
     split = [head for head in audit.heads if None not in (head.positional, head.symbolic, head.interaction)]
     shares = [Figure("shares", "Positional and symbolic share", shares_chart(audit), _SHARES)] if split else []
     rows = use_rows(audit)
-    use = [
-        Section("Use of each frequency, by layer", [Figure("use", "Use of RoPE frequencies", use_chart(rows), _USE)])
-    ]
-    use = use if rows else []
+    use = []
+    if rows:
+        figure = Figure("use", "Use of RoPE frequencies", use_chart(rows), _USE)
+        use = [Section("Use of each frequency, by layer", [figure])]
     if not both:
         return [Section("Position or content?", [*shares], use)] if shares or use else []
     groups = {over: [2.0**h.centre for h in both if (h.positional > PATTERN) == over] for over in (True, False)}
@@ -656,7 +678,7 @@ def _band_sections(audit: Audit) -> list[Section]:
         return []
     top = max(audit.bands, key=lambda band: band.effect or 0.0)
     text = f"{words.effects(audit)} Largest: {significant(top.effect)}, for {band_name(audit, top)}."
-    figure = Figure("bands", "Effect of freezing each band", bands_chart(band_rows(audit)), _BANDS)
+    figure = Figure("bands", "Effect of freezing each band", bands_chart(band_rows(audit)), BANDS)
     return [Section("Which frequencies matter?", [figure, text])]
 
 
