@@ -4,27 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 
-from toeplens.ground.words import fixed, listed, significant
-from toeplens.report import audit as one
-from toeplens.report.audit import EFFECTS, IDLE, MOST, ROLES, SHARES, digits_of, idle
-from toeplens.report.charts import (
-    Chart,
-    alt,
-    curves,
-    data,
-    grid,
-    heat,
-    looks,
-    names,
-    number,
-    tooltip,
-)
+from toeplens.ground.words import fixed, significant
+from toeplens.report import audit as single
+from toeplens.report.audit import EFFECTS, IDLE, LIMITS, MOST, ROLES, SHARES, digits_of, idle
+from toeplens.report.charts import Chart, alt, curves, data, grid, looks, number, tooltip
 from toeplens.report.page import Figure, Page, Section
 from toeplens.report.tables import Cell, Table, make_table
 from toeplens.report.theme import Style, styles
@@ -33,48 +21,38 @@ from toeplens.studies.auditing.record import HeadRecord, LayerRecord
 from toeplens.studies.auditing.result import Audit
 from toeplens.studies.auditing.words import PATTERN, Names, layer_spans
 
-MEASURES = {  # what is compared, in this order
-    "effect": "Effect",
-    "previous": "Previous token",
-    "induction": "Induction",
-    "retrieval": "Retrieval",
-    "duplicate": "Duplicate token",
-    "first": "First token",
-    "positional": "Positional share",
-    "symbolic": "Symbolic share",
-    "distance": "Mean distance",
-}
+_OTHERS = {"effect": "Effect", "distance": "Mean distance"}
+_FROM_0_TO_1 = {name: style.title for name, style in ROLES.items()}
+_FROM_0_TO_1 |= {"positional": "Positional share", "symbolic": "Symbolic share"}
+MEASURES = {**_OTHERS, **_FROM_0_TO_1}  # what is compared
 _INPUT = ("text", "sequences", "tokens", "seed")
 _FREQUENCIES = "fastest and slowest frequency"
 _PASSING = ("seconds", "command", "input", "request")  # settings that are not compared
 _BINS = 20
 Pair = tuple[Audit, Audit]
 Titles = tuple[str, str]
+Rows = list[dict[str, Any]]
 
 
-def comparison_page(first: Audit, second: Audit, names: Titles) -> Page:
-    """The page of two audits, named ``names[0]`` and ``names[1]``."""
+def comparison_page(first: Audit, second: Audit, titles: Titles) -> Page:
+    """The page of two audits, called ``titles[0]`` and ``titles[1]``."""
     same, measured = aligned(first, second), comparable(first, second)
     pair = (first, second) if measured else (_without_effects(first), _without_effects(second))
-    rows = change_rows(pair, names) if same else []
-    return Page(
-        "compare",
-        f"{names[0]} and {names[1]}: two audits",
-        f"What changed from {names[0]} to {names[1]}?" if same else f"How do {names[0]} and {names[1]} differ?",
-        _answer(pair, names, rows),
-        _picture(pair, names, rows),
-        [
-            *_change_sections(pair, names, rows),
-            Section("What kinds of heads are there?", [kinds_table(pair, names), *_idle_text(pair, names)], id="kinds"),
-            *_band_sections(pair, names),
-            _settings_section(first, second, names, same=same),
-        ],
-        [
-            "Layers and heads are counted from 1. Two single models are compared: trainings with other seeds "
-            "differ, too, so differences are only indicative."
-        ],
-        list(_warnings(first, second, names, same=same, measured=measured)),
-    )
+    rows = change_rows(pair) if same else []
+    notes = [
+        "Layers and heads are counted from 1.",
+        "Two single models are compared: seeds differ, too. Indicative only.",
+    ]
+    sections = [
+        *_change_sections(pair, titles, rows),
+        Section("What kinds of heads are there?", [kinds_table(pair, titles), _idle_text(pair, titles)], id="kinds"),
+        *_band_sections(pair, titles),
+        _settings_section((first, second), titles, same=same),
+    ]
+    window, question = f"{titles[0]} and {titles[1]}: two audits", f"What changed from {titles[0]} to {titles[1]}?"
+    warnings = list(_warnings((first, second), titles, same=same, measured=measured))
+    answer = _answer(pair, titles, rows)
+    return Page("compare", window, question, answer, _picture(pair, titles, rows), sections, notes, warnings)
 
 
 def aligned(first: Audit, second: Audit) -> bool:
@@ -93,245 +71,196 @@ def _without_effects(audit: Audit) -> Audit:
     return replace(audit, heads=heads, bands=())
 
 
-def value_of(audit: Audit, head: HeadRecord, measure: str) -> float | None:
+def _value(audit: Audit, head: HeadRecord, measure: str) -> float | None:
     """A head's value; None for the shares of a head that does nothing, whose logits hardly vary."""
     return None if measure in SHARES and idle(audit, head) else getattr(head, measure)
 
 
-# ---- the same heads --------------------------------------------------------------------------------------------------
+def _values(audit: Audit, measure: str) -> list[float]:
+    return [value for head in audit.heads if (value := _value(audit, head, measure)) is not None]
 
 
-def change_rows(pair: Pair, names: Titles) -> list[dict[str, Any]]:
-    """Each head and measure that both audits know: both values and the change, also relative to the spread over heads.
+# ---- models with the same heads --------------------------------------------------------------------------------------
+
+
+def change_rows(pair: Pair) -> Rows:
+    """Each head and measure that both audits know: both values, and the change relative to the spread over heads.
 
     The spread is the standard deviation of the measure over the heads of both models.
     """
     called, rows = Names.of(pair[0]), []
     for measure, title in MEASURES.items():
-        known = [
-            (heads[0], *found)
-            for heads in zip(pair[0].heads, pair[1].heads, strict=True)
-            if None not in (found := [value_of(a, h, measure) for a, h in zip(pair, heads, strict=True)])
-        ]
-        spread = float(np.std([values for _, *values in known])) if known else 0.0
-        digits = digits_of(measure, *pair)
-        for head, before, after in known:
-            change, told = after - before, f"{fixed(before, digits)} → {fixed(after, digits)}"
-            row = {"name": called.short(head), "layer": head.layer + 1, "head": head.head + 1}
-            row |= {"place": words.place_title((head.side, head.kind)), "measure": title, "told": told}
-            row |= {"first": before, "second": after, "change": change, "kind": "head"}
-            rows.append(row | {"spreads": change / spread if spread else 0.0})
-    nothing = {
-        called.short(h)
-        for h, other in zip(pair[0].heads, pair[1].heads, strict=True)
-        if idle(pair[0], h) or idle(pair[1], other)
-    }
-    return [row | {"kind": IDLE.title if row["name"] in nothing else "Other heads"} for row in rows]
+        found, digits = [], digits_of(measure, *pair)
+        for heads in zip(pair[0].heads, pair[1].heads, strict=True):
+            before, after = (_value(audit, head, measure) for audit, head in zip(pair, heads, strict=True))
+            if before is not None and after is not None:
+                nothing = any(idle(audit, head) for audit, head in zip(pair, heads, strict=True))
+                row = {"name": called.short(heads[0]), "measure": title, "first": before, "second": after}
+                row["change"] = f"{fixed(before, digits)} → {fixed(after, digits)}"
+                found.append(row | {"kind": IDLE.title if nothing else "Other heads"})
+        spread = float(np.std([row[end] for row in found for end in ("first", "second")])) if found else 0.0
+        rows += [row | {"size": abs(row["second"] - row["first"]) / (spread or 1.0)} for row in found]
+    return rows
 
 
-def top_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each head the measure that changed most; the heads that changed most first."""
-    most: dict[str, dict[str, Any]] = {}
-    for row in sorted(rows, key=lambda row: -abs(row["spreads"])):
-        most.setdefault(row["name"], row)
-    return [row for row in most.values() if row["change"]]
+def _largest(rows: Rows, by: str) -> Rows:
+    """For each head or measure the row with the largest change, the largest first; without changes of 0."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in sorted(rows, key=lambda row: -row["size"]):
+        found.setdefault(row[by], row)
+    return [row for row in found.values() if row["size"]]
 
 
 def _line(row: dict[str, Any]) -> str:
-    return f"{row['name']}: {row['measure'].lower()} {row['told']}"
+    return f"{row['name']}: {row['measure'].lower()} {row['change']}"
 
 
-def map_chart(pair: Pair, rows: list[dict[str, Any]]) -> Chart:
+def map_chart(pair: Pair, rows: Rows) -> Chart:
     """Heads by layer, coloured by their largest change; the ten that changed most are numbered and named."""
-    top = {row["name"]: row for row in top_rows(rows)}
+    top = {row["name"]: row for row in _largest(rows, "name")}
     lines = [f"{n}  {_line(row)}" for n, row in enumerate(list(top.values())[:MOST], 1)]
     marks = {name: str(n) for n, name in enumerate(list(top)[:MOST], 1)}
     cells = []
-    for cell in one.head_rows(pair[0]):
-        row = top.get(cell["name"], {"spreads": 0.0, "measure": "nothing changed", "told": ""})
-        told = {"size": abs(row["spreads"]), "measure": row["measure"], "told": row["told"], "kind": None}
-        cells.append({**cell, **told, "mark": marks.get(cell["name"], "")})
-    tips = tooltip(name="Head", measure="Changed most", told="Values", size="Standard deviations|.2f")
+    for head in single.head_rows(pair[0]):
+        row = top.get(head["name"], {"size": 0.0, "measure": "none", "change": ""})
+        head |= {name: row[name] for name in ("size", "measure", "change")}
+        cells.append(head | {"mark": marks.get(head["name"], ""), "outline": None})
+    tips = tooltip(name="Head", measure="Changed most", change="From, to", size="Standard deviations|.2f")
     end = max(cell["size"] for cell in cells) or 1.0
-    return one.numbered_map(pair[0], cells, "size", (0.0, end), "largest change in standard deviations", lines, tips)
+    title = "largest change (standard deviations)"
+    return single.numbered_map(pair[0], cells, "size", end, title, ["Changed most", *lines] if lines else [], tips)
 
 
-def heads_chart(rows: list[dict[str, Any]], names: Titles) -> Chart:
-    """Each head in both models, a panel per measure; on the dotted line nothing changed."""
-    found = list(dict.fromkeys(row["measure"] for row in rows))
-    lines = []
-    for measure in found:
-        values = [row[which] for row in rows if row["measure"] == measure for which in ("first", "second")]
-        lines += [{"measure": measure, "first": end, "second": end, "kind": None} for end in (min(values), max(values))]
-    kept = [{key: row[key] for key in ("measure", "name", "first", "second", "kind", "told")} for row in rows]
-    kinds = [each for each in (Style("Other heads", "#2f6fe0"), IDLE) if each.title in {row["kind"] for row in rows}]
-    x, y = (
-        number(which, title, tickCount=4, format="~g") for which, title in zip(("first", "second"), names, strict=True)
-    )
-    base = alt.Chart(data([*kept, *lines])).encode(x=alt.X(**x), y=alt.Y(**y))
-    line = base.mark_line(strokeDash=[3, 3], strokeWidth=1, color="#858b95").transform_filter("datum.kind == null")
-    marks = base.mark_point(size=26, opacity=0.55).transform_filter("datum.kind != null")
-    marks = marks.encode(tooltip=tooltip(name="Head", told="Values"), **looks("kind", kinds))
-    return grid(alt.layer(line, marks).properties(height=190), "measure", found, free=("x", "y"))
-
-
-def changes_chart(rows: list[dict[str, Any]]) -> Chart:
-    """Change of each measure by layer and head, in standard deviations."""
-    titles = list(dict.fromkeys(row["measure"] for row in rows))
-    layers, heads = (sorted({row[name] for row in rows}) for name in ("layer", "head"))
-    several = len({row["place"] for row in rows}) > 1
-    cells = [row | {"measure": f"{row['measure']}, {row['place']}" if several else row["measure"]} for row in rows]
-    cells = [
-        {k: row[k] for k in ("measure", "name", "layer", "head", "told", "spreads")} | {"mark": ""} for row in cells
+def heads_chart(rows: Rows, titles: Titles) -> Chart:
+    """Each head in both models, a panel per measure from 0 to 1; on the dotted line nothing changed."""
+    kept = [row for row in rows if row["measure"] in _FROM_0_TO_1.values()]
+    found = list(dict.fromkeys(row["measure"] for row in kept))
+    ends: Rows = [
+        {"measure": measure, "first": end, "second": end, "kind": None} for measure in found for end in (0, 1)
     ]
-    titles = list(dict.fromkeys(row["measure"] for row in cells))
-    axes = names("layer", layers, "layer"), names("head", heads, "head")
-    tips = tooltip(name="Head", told="Values", spreads="Standard deviations|.2f")
-    size = max(4, min(16, 200 // len(heads)))
-    made = heat(cells, *axes, "spreads", title="change", domain=(-4, 4), tips=tips, size=size, marks="mark", form="d")
-    return grid(made, "measure", titles, columns=3)
+    x, y = (
+        number(end, title, domain=[0, 1], tickCount=4) for end, title in zip(("first", "second"), titles, strict=True)
+    )
+    base = alt.Chart(data([*kept, *ends])).encode(x=alt.X(**x), y=alt.Y(**y))
+    line = base.mark_line(strokeDash=[3, 3], strokeWidth=1, color="#858b95").transform_filter("datum.kind == null")
+    kinds = [each for each in (Style("Other heads", "#2f6fe0"), IDLE) if each.title in {row["kind"] for row in kept}]
+    marks = base.mark_point(size=26, opacity=0.55).transform_filter("datum.kind != null")
+    marks = marks.encode(tooltip=tooltip(name="Head", kind="Kind", change="From, to"), **looks("kind", kinds))
+    return grid(alt.layer(line, marks).properties(height=200), "measure", found)
 
 
-def changes_table(pair: Pair, names: Titles, rows: list[dict[str, Any]]) -> Table:
+def changes_table(pair: Pair, titles: Titles, rows: Rows) -> Table:
     """For each measure the head that changed most, the mean change, and how alike the heads are."""
     made: list[list[str | Cell]] = []
     for measure, title in MEASURES.items():
-        own = [row for row in rows if row["measure"] == title]
-        if not own:
-            continue
-        top, digits = max(own, key=lambda row: abs(row["change"])), digits_of(measure, *pair)
-        x, y = (np.array([row[which] for row in own]) for which in ("first", "second"))
-        alike = float(np.corrcoef(x, y)[0, 1]) if x.std() and y.std() else None
-        made.append(
-            [title, top["name"] if top["change"] else "none", fixed(top["first"], digits), fixed(top["second"], digits)]
-        )
-        made[-1] += [fixed(fmean(y - x), digits), str(int((y > x).sum())), str(int((y < x).sum())), fixed(alike)]
-    columns = ["Measure", "Largest change in", *names, "Mean change", "Heads higher", "Heads lower", "Correlation"]
-    note = "Higher, lower: heads whose value increased or decreased. Correlation: of both models’ values over heads."
+        if own := [row for row in rows if row["measure"] == title]:
+            top, digits = max(own, key=lambda row: row["size"]), digits_of(measure, *pair)
+            x, y = (np.array([row[end] for row in own]) for end in ("first", "second"))
+            alike = float(np.corrcoef(x, y)[0, 1]) if x.std() and y.std() else None
+            row = [title, top["name"] if top["size"] else "none", *(fixed(top[e], digits) for e in ("first", "second"))]
+            made.append([*row, fixed(fmean(y - x), digits), str((y > x).sum()), str((y < x).sum()), fixed(alike)])
+    columns = ["Measure", "Largest change in", *titles, "Mean change", "Heads higher", "Heads lower", "Correlation"]
+    note = "Correlation: of the values in both models, over heads."
     return make_table("What changed most", columns, made, right=range(2, 8), note=note, css="numbers small")
 
 
-def _change_sections(pair: Pair, names: Titles, rows: list[dict[str, Any]]) -> list[Section]:
-    if not rows:
-        return []
-    figure = Figure("heads", "Each head in both models", heads_chart(rows, names), _HEADS.format(*names))
-    maps = Figure("changes", "Change by layer and head", changes_chart(rows), _CHANGES.format(*names))
-    details = [Section("Changes by layer and head", [maps])]
-    return [Section("What changed most?", [changes_table(pair, names, rows), figure], details, "most")]
+def _change_sections(pair: Pair, titles: Titles, rows: Rows) -> Iterator[Section]:
+    if rows:
+        parts: list[Any] = [changes_table(pair, titles, rows)]
+        if any(row["measure"] in _FROM_0_TO_1.values() for row in rows):
+            parts.append(Figure("heads", "Each head in both models", heads_chart(rows, titles), _HEADS.format(*titles)))
+        yield Section("What changed most?", parts)
 
 
 _MAP = (
     "Each head is coloured by its largest change among effect, attention patterns, shares and distance, in standard "
     "deviations of that measure over the heads of both models. The numbered heads are named below."
 )
-_HEADS = "One mark per head: x is its value in {}, y in {}. On the dotted line nothing changed."
-_CHANGES = "{1} − {0}, in standard deviations over the heads of both models. Red: higher in {1}; blue: lower."
+_HEADS = "x is a head’s value in {}, y in {}. On the dotted line nothing changed."
 
 
-# ---- both cases ------------------------------------------------------------------------------------------------------
+# ---- any two models --------------------------------------------------------------------------------------------------
 
 
-def distribution_chart(pair: Pair, names: Titles) -> Chart | None:
-    """The distribution of each measure over the heads of each model; None if they have none in common."""
-    looks, rows = styles(zip(("first", "second"), names, strict=True)), []
-    for measure, title in MEASURES.items():
+def distribution_chart(pair: Pair, titles: Titles) -> Chart | None:
+    """The distribution of each measure from 0 to 1 over the heads of each model; None if none is in both."""
+    looks, rows = list(styles(zip(("first", "second"), titles, strict=True)).values()), []
+    edges = np.linspace(0, 1, _BINS + 1)
+    for measure, title in _FROM_0_TO_1.items():
         both = [_values(audit, measure) for audit in pair]
-        if all(both):
-            edges = np.linspace(min(map(min, both)), max(map(max, both)) + 1e-9, _BINS + 1)
-            for style, values in zip(looks.values(), both, strict=True):
-                shares = np.histogram(values, edges)[0] / len(values)
-                places = [fmean(ends) for ends in pairwise(edges)]
-                pairs = zip(places, shares, strict=True)
-                rows += [{"measure": title, "series": style.title, "at": x, "share": y} for x, y in pairs]
-    if not rows:
-        return None
+        for style, values in zip(looks, both, strict=True) if all(both) else ():
+            shares = np.histogram(np.clip(values, 0, 1), edges)[0] / len(values)
+            pairs = zip((edges[:-1] + edges[1:]) / 2, shares, strict=True)
+            rows += [{"measure": title, "series": style.title, "at": at, "share": share} for at, share in pairs]
     x, y = number("at", "value", tickCount=4), number("share", "share of heads", format=".0%", tickCount=4)
-    made = curves(rows, x, y, looks.values(), points=False).properties(height=150)
-    return grid(made, "measure", [row["measure"] for row in rows], free=("x", "y"))
+    made = curves(rows, x, y, looks, points=False).properties(height=150)
+    return grid(made, "measure", [row["measure"] for row in rows]) if rows else None
 
 
-def _values(audit: Audit, measure: str) -> list[float]:
-    return [value for head in audit.heads if (value := value_of(audit, head, measure)) is not None]
-
-
-def _picture(pair: Pair, names: Titles, rows: list[dict[str, Any]]) -> Figure | None:
+def _picture(pair: Pair, titles: Titles, rows: Rows) -> Figure | None:
     if rows:
-        text = "; ".join(map(_line, top_rows(rows)[:MOST])) or "No head changed."
+        text = "; ".join(map(_line, _largest(rows, "name")[:MOST])) or "No head changed."
         return Figure("map", "Largest change of each head", map_chart(pair, rows), _MAP, text)
-    chart = distribution_chart(pair, names)
-    return chart and Figure("heads", "Distribution over heads", chart, "Share of each model’s heads, in 20 bins.")
+    chart = distribution_chart(pair, titles)
+    return (
+        None if chart is None else Figure("heads", "Share of heads by value", chart, f"In {_BINS} bins of equal width.")
+    )
 
 
-def _counts(audit: Audit) -> dict[str, int | None]:
-    """The heads of each kind; those that do nothing are a kind of their own."""
+def _counts(audit: Audit) -> dict[str, str]:
+    """The heads of each kind, those that do nothing apart, and the medians."""
+    limits = {**{name: LIMITS[name] for name in ROLES}, **dict.fromkeys(SHARES[:2], PATTERN)}
     active = [head for head in audit.heads if not idle(audit, head)]
-    limits = {name: (f"{style.title}", least) for name, (style, least) in ROLES.items()}
-    limits |= {name: (MEASURES[name], PATTERN) for name in SHARES[:2]}
-    found: dict[str, int | None] = {}
-    for name, (title, least) in limits.items():
-        values = [value for head in active if (value := getattr(head, name)) is not None]
-        found[f"{title} over {least:g}"] = sum(value > least for value in values) if values else None
-    return found | {IDLE.title: len(audit.heads) - len(active), "All": len(audit.heads)}
+    found = {IDLE.title: str(len(audit.heads) - len(active)), "All heads": str(len(audit.heads))}
+    for name, title in _FROM_0_TO_1.items():
+        if values := [value for head in active if (value := getattr(head, name)) is not None]:
+            found[f"{title} over {limits[name]:g}"] = str(sum(value > limits[name] for value in values))
+    for name, title in MEASURES.items():
+        if values := _values(audit, name):
+            found[f"Median: {title.lower()}"] = fixed(median(values), digits_of(name, audit))
+    return found
 
 
-def kinds_table(pair: Pair, names: Titles) -> Table:
-    """How many heads of each kind there are in both models."""
-    both = [_counts(audit) for audit in pair]
-    rows = [
-        [kind, *(str(each[kind]) for each in both)] for kind in both[0] if None not in [each[kind] for each in both]
-    ]
-    note = "Heads that do nothing are counted apart: they have no kind, and their shares are not compared."
-    return make_table("Kinds of heads", ["Kind", *names], rows, right=(1, 2), note=note, css="numbers small")
+def kinds_table(pair: Pair, titles: Titles) -> Table:
+    """How many heads of each kind both models have, and the median of each measure."""
+    first, second = map(_counts, pair)
+    rows = [[kind, first[kind], second[kind]] for kind in first if kind in second]
+    note = "Heads that do nothing have nearly uniform attention and no effect. They are not counted otherwise."
+    return make_table("Kinds of heads", ["Heads", *titles], rows, right=(1, 2), note=note, css="numbers small")
 
 
-def _idle_text(pair: Pair, titles: Titles) -> list[str]:
+def _idle_text(pair: Pair, titles: Titles) -> str:
     """The heads that do nothing, by name."""
     found = []
     for audit, title in zip(pair, titles, strict=True):
         if heads := [Names.of(audit).short(head) for head in audit.heads if idle(audit, head)]:
-            found.append(f"{', '.join(heads[:12])}{', …' * (len(heads) > 12)} in {title}")
-    return [f"Heads that do nothing: {listed(found)}."] if found else []
+            found.append(f"{', '.join(heads[:12])}{', …' * (len(heads) > 12)} ({title})")
+    return f"Heads that do nothing: {'; '.join(found)}." if found else ""
 
 
-def _answer(pair: Pair, titles: Titles, rows: list[dict[str, Any]]) -> str:
-    """What changed most in patterns, shares and effects, and the kinds of heads; or the medians."""
-    told = []
-    if rows and (top := top_rows(rows)):
-        by_measure: dict[str, dict[str, Any]] = {}
-        for row in sorted(rows, key=lambda row: -abs(row["spreads"])):
-            if row["change"]:
-                by_measure.setdefault(row["measure"], row)
-        lines = "; ".join(map(_line, list(by_measure.values())[:3]))
-        clear = sum(abs(row["spreads"]) > 1 for row in top)
-        told.append(
-            f"Changed most: {lines}. {clear} of {len(pair[0].heads)} heads change by more than one standard deviation "
-            "over heads in some measure."
-        )
-    elif rows:
-        told.append("No head changed.")
-    else:
-        for measure in ("positional", "previous", "effect"):
-            if all(both := [_values(audit, measure) for audit in pair]):
-                ends = " and ".join(
-                    f"{fixed(median(values), digits_of(measure, *pair))} ({title})"
-                    for values, title in zip(both, titles, strict=True)
-                )
-                told.append(f"Median {MEASURES[measure].lower()}: {ends}.")
-    counts = [_counts(audit) for audit in pair]
-    kinds = [kind for kind in counts[0] if kind != "All" and None not in [each[kind] for each in counts]]
-    moved = [
-        f"{kind.lower()} {counts[0][kind]} → {counts[1][kind]}" for kind in kinds if counts[0][kind] != counts[1][kind]
-    ]
+def _answer(pair: Pair, titles: Titles, rows: Rows) -> str:
+    """The three measures that changed most, or the medians, then the kinds of heads."""
+    first, second = map(_counts, pair)
+    both = {kind: f"{first[kind]} → {second[kind]}" for kind in first if first[kind] != second.get(kind, first[kind])}
+    medians = {kind.partition(": ")[2]: change for kind, change in both.items() if kind.startswith("Median: ")}
+    if not rows:
+        found = "; ".join(f"{kind} {change}" for kind, change in medians.items())
+        return f"Medians over heads, {titles[0]} → {titles[1]}: {found}." if found else "No values are known in both."
+    if not (top := _largest(rows, "measure")):
+        return "No head changed."
+    clear = sum(row["size"] > 1 for row in _largest(rows, "name"))
+    kinds = "; ".join(f"{kind.lower()}: {change}" for kind, change in both.items() if not kind.startswith("Median"))
     return (
-        " ".join([*told, *([f"Numbers of heads: {'; '.join(moved)}."] if moved else [])]) or "Nothing can be compared."
+        f"Changed most: {'; '.join(map(_line, top[:3]))}. {clear} of {len(pair[0].heads)} heads change by more than one "
+        f"standard deviation over heads in some measure. Numbers of heads: {kinds or 'the same of each kind'}."
     )
 
 
-def _warnings(first: Audit, second: Audit, titles: Titles, *, same: bool, measured: bool) -> Iterator[str]:
-    for audit, title in zip((first, second), titles, strict=True):
+def _warnings(pair: Pair, titles: Titles, *, same: bool, measured: bool) -> Iterator[str]:
+    for audit, title in zip(pair, titles, strict=True):
         if not words.proved(audit):
             yield f"{title} is not proved: a layer differs from the model by more than the tolerance."
-    if inputs := [name for name in _INPUT if first.about.get(name) != second.about.get(name)]:
+    if inputs := [name for name in _INPUT if pair[0].about.get(name) != pair[1].about.get(name)]:
         yield (
             f"Different inputs ({', '.join(inputs)} differ). The models were not audited on the same input, so "
             "differences come from the models and their inputs."
@@ -342,91 +271,84 @@ def _warnings(first: Audit, second: Audit, titles: Titles, *, same: bool, measur
         yield "The models have different numbers of layers or heads, so heads are not compared one by one."
 
 
-def _band_sections(pair: Pair, titles: Titles) -> list[Section]:
+def _band_sections(pair: Pair, titles: Titles) -> Iterator[Section]:
     """The bands of both on one scale, and the difference if they have the same bands."""
-    first, second = pair
-    if not (first.bands and second.bands) or first.effect != second.effect:
-        return []
-    both = [one.band_rows(audit) for audit in pair]
+    if not all(audit.bands for audit in pair):
+        return
+    both, text = [single.band_rows(audit) for audit in pair], ""
+    panels = [*titles, f"{titles[1]} − {titles[0]}"]
     rows = [row | {"model": title} for title, each in zip(titles, both, strict=True) for row in each]
-    panels, text = list(titles), ""
-    if [(*band.place, band.first, band.last) for band in first.bands] == [
-        (*band.place, band.first, band.last) for band in second.bands
-    ]:
-        panels.append(f"{titles[1]} − {titles[0]}")
-        pairs = list(zip(both[0], both[1], strict=True))
-        rows += [
-            a | {"effect": b["effect"] - a["effect"], "model": panels[-1], "low": None, "high": None}
-            for a, b in pairs
-            if None not in (a["effect"], b["effect"])
+    places, others = ([(*band.place, band.first, band.last) for band in audit.bands] for audit in pair)
+    if places == others:
+        bands = [
+            each for each in zip(*(audit.bands for audit in pair), strict=True) if None not in [b.effect for b in each]
         ]
-        bands = zip(first.bands, second.bands, strict=True)
+        for row, other in zip(*both, strict=True):
+            if None not in (row["effect"], other["effect"]):
+                rows.append(row | {"effect": other["effect"] - row["effect"], "model": panels[2], "interval": "–"})
         a, b = max(bands, key=lambda each: abs((each[1].effect or 0.0) - (each[0].effect or 0.0)))
-        text = (
-            f"Largest change: {one.band_name(first, a)}, from {significant(a.effect)} in {titles[0]} to "
-            f"{significant(b.effect)} in {titles[1]}."
-        )
-    chart = grid(one.bands_chart(rows), "model", panels)
-    return [
-        Section(
-            "Did the frequencies change?", [Figure("bands", "Effect of freezing each band", chart, one.BANDS), text]
-        )
-    ]
+        ends = f"from {significant(a.effect)} in {titles[0]} to {significant(b.effect)} in {titles[1]}"
+        text = f"Largest change: {single.band_name(pair[0], a)}, {ends}."
+    chart = grid(single.bands_chart(rows), "model", panels)
+    figure = Figure("bands", "Effect of freezing each band", chart, single.BANDS)
+    yield Section("Did the use of frequencies change?", [figure, text])
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------
 
 
-def _settings_section(first: Audit, second: Audit, titles: Titles, *, same: bool) -> Section:
-    pair = (first, second)
+def _settings_section(pair: Pair, titles: Titles, *, same: bool) -> Section:
     facts = [
         ["Model", *(f"{words.model(audit)} {audit.about.get('class') or ''}".strip() for audit in pair)],
         ["Heads", *(f"{len(audit.heads)} in {len(audit.layers)} attention calls" for audit in pair)],
-        ["Audited on", *map(words.audited, pair)],
-        ["Proof", *map(words.proof, pair)],
-        ["Effects", *map(words.effects, pair)],
+        *([name, *map(of, pair)] for name, of in _SENTENCES.items()),
     ]
-    rows = [*settings_rows(first, second), *(_layer_rows(first, second) if same else [])]
+    rows = [*settings_rows(pair), *(_layer_rows(pair) if same else [])]
     differ = make_table("Settings that differ", ["Setting", *titles], rows, css="small")
     details = [Section("Both audits", [make_table("The two audits", ["", *titles], facts, css="small")])]
     return Section("Which settings differ?", [differ if rows else "All settings are the same."], details, "settings")
 
 
-def settings_rows(first: Audit, second: Audit) -> list[list[str | Cell]]:
+_SENTENCES = {"Audited on": words.audited, "Proof": words.proof, "Effects": words.effects}
+
+
+def settings_rows(pair: Pair) -> list[list[str | Cell]]:
     """The settings of the audits that differ."""
 
-    def told(value: Any) -> str:
-        if isinstance(value, list | tuple):
-            return "; ".join(map(str, value)) or "none"
-        return "–" if value is None else str(value)
+    def text(value: Any) -> str:
+        return "–" if value is None else "; ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
-    known = [name for name in dict.fromkeys((*first.about, *second.about)) if name not in _PASSING]
-    found = [(name, told(first.about.get(name)), told(second.about.get(name))) for name in known]
-    found += [("effect", str(first.effect or "none"), str(second.effect or "none"))]
-    found += [("method of effects", str(first.method or "–"), str(second.method or "–"))]
-    found += [("loss of the intact model", fixed(first.baseline, 3), fixed(second.baseline, 3))]
-    return [[name.replace("_", " "), a, b] for name, a, b in found if a != b]
+    found = []
+    for audit in pair:
+        own = {name: value for name, value in audit.about.items() if name not in _PASSING}
+        own |= {"effect": audit.effect or "none", "method of effects": audit.method}
+        found.append(own | {"loss of the intact model": fixed(audit.baseline, 3)})
+    rows = [[name.replace("_", " "), *(text(each.get(name)) for each in found)] for name in found[0] | found[1]]
+    return [row for row in rows if row[1] != row[2]]
 
 
-def _layer_rows(first: Audit, second: Audit) -> list[list[str | Cell]]:
+def _layer_rows(pair: Pair) -> list[list[str | Cell]]:
     """Differences between layers; layers with the same difference share one row."""
     found: dict[tuple[str, str, str], list[LayerRecord]] = {}
-    for a, b in zip(first.layers, second.layers, strict=True):
+    for a, b in zip(pair[0].layers, pair[1].layers, strict=True):
         same = len(a.frequencies) == len(b.frequencies) and np.allclose(a.frequencies, b.frequencies, 1e-3, 1e-9)
-        for (name, x), (_, y) in zip(_facts(a), _facts(b), strict=True):
-            if x != y and not (name == _FREQUENCIES and same):  # the same up to how they were measured
-                found.setdefault((name, x, y), []).append(a)
-    called = Names.of(first)
+        facts, others = _facts(a), _facts(b)
+        for name in facts:
+            if facts[name] != others[name] and not (name == _FREQUENCIES and same):  # the same but for rounding
+                found.setdefault((name, facts[name], others[name]), []).append(a)
+    called = Names.of(pair[0])
     return [[Cell(name, (layer_spans(called, layers),)), x, y] for (name, x, y), layers in found.items()]
 
 
-def _facts(layer: LayerRecord) -> Iterator[tuple[str, str]]:
-    yield "module", layer.module
-    yield "key heads", str(layer.key_heads)
-    yield "width", str(layer.head_dim)
-    yield "scale", f"{layer.scale:.4g}"
-    yield "softcap", "none" if layer.softcap is None else f"{layer.softcap:g}"
-    yield "visible keys", one.visible(layer)
-    yield "position", layer.position
+def _facts(layer: LayerRecord) -> dict[str, str]:
     turns = layer.frequencies
-    yield _FREQUENCIES, f"{max(turns):.3g} and {min(turns):.3g} rad per position" if turns else "none"
+    return {
+        "module": layer.module,
+        "key heads": str(layer.key_heads),
+        "width": str(layer.head_dim),
+        "scale": f"{layer.scale:.4g}",
+        "softcap": "none" if layer.softcap is None else f"{layer.softcap:g}",
+        "visible keys": single.visible(layer),
+        "position": layer.position,
+        _FREQUENCIES: f"{max(turns):.3g} and {min(turns):.3g} rad per position" if turns else "none",
+    }
