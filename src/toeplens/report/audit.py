@@ -36,7 +36,7 @@ ROLES = {  # kinds of heads by column
     "first": Style("First token", COLOURS["brown"], "triangle-left"),
 }
 LIMITS = {**dict.fromkeys(ROLES, PATTERN), "retrieval": RETRIEVES}  # a head is of a kind if its value is larger
-OTHER, IDLE = Style("Other", COLOURS["grey"]), Style("Near-uniform, no effect", "#b05c7d", "stroke")
+OTHER, IDLE = Style("Other", COLOURS["grey"]), Style("Near-uniform, no effect", COLOURS["pink"], "cross")
 _REASONS = {  # to look at a head
     "effect": "effect",
     "previous": "attention on the previous token",
@@ -104,7 +104,12 @@ def to_look_at(audit: AuditRecord) -> dict[int, str]:
             free = [i for i in own if i not in found]
             if free and len(found) < MOST:
                 found[max(free, key=lambda i: own[i])] = name
-    return {i: name for each in _REASONS for i, name in found.items() if name == each}
+
+    def order(i: int) -> tuple[int, float]:  # by pattern, the strongest first
+        name = found[i] if found[i] == "effect" else _pattern(audit, audit.heads[i], found[i]) or found[i]
+        return list(_REASONS).index(name), -getattr(audit.heads[i], name)
+
+    return {i: found[i] for i in sorted(found, key=order)}
 
 
 def _pattern(audit: AuditRecord, head: HeadRecord, reason: str) -> str:
@@ -466,10 +471,10 @@ def _answer(audit: Audit) -> str:
     for name, style in ROLES.items():
         if top := words.largest(audit.heads, name):
             count = sum((getattr(head, name) or 0.0) > LIMITS[name] for head in audit.heads)
-            best = f" (strongest: {Names.of(audit).short(top[0])}, {fixed(top[1])})" if name != "first" else ""
+            best = f" (strongest {Names.of(audit).short(top[0])}, {fixed(top[1])})" if name != "first" else ""
             counts.append(f"{count} {style.title.lower().replace(' ', '-')}{best}")
     if counts:
-        said.append(f"Heads with an attention pattern, of {len(audit.heads)}: {listed(counts)}.")
+        said.append(f"Attention patterns of the {len(audit.heads)} heads: {listed(counts)}.")
     if active := [head for head in audit.heads if head.positional is not None and not idle(audit, head)]:
         both = [sum((getattr(head, share) or 0.0) > PATTERN for head in active) for share in SHARES[:2]]
         without = sum(idle(audit, head) for head in audit.heads)

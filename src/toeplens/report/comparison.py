@@ -251,8 +251,8 @@ def _answer(pair: Pair, titles: Titles, rows: Rows) -> str:
     clear = sum(row["size"] > 1 for row in _largest(rows, "name"))
     kinds = "; ".join(f"{kind.lower()}: {change}" for kind, change in both.items() if not kind.startswith("Median"))
     return (
-        f"Changed most: {'; '.join(map(_line, top[:3]))}. {clear} of {len(pair[0].heads)} heads change by more than one "
-        f"standard deviation over heads in some measure. Numbers of heads: {kinds or 'the same of each kind'}."
+        f"Changed most: {'; '.join(map(_line, top[:3]))}. {clear} of {len(pair[0].heads)} heads change by more than "
+        f"one standard deviation over heads in some measure. Numbers of heads: {kinds or 'the same of each kind'}."
     )
 
 
