@@ -19,6 +19,7 @@ from tests.cli.command import Toeplens
 from tests.studies.probing.models import TEXT, saved
 
 from toeplens.cli import audit_output
+from toeplens.report import Page
 from toeplens.studies.auditing import many, open_audit, read_text, study
 
 transformers = pytest.importorskip("transformers")
@@ -161,7 +162,7 @@ def test_outputs_replace_nothing_but_their_own_kind(
             assert {path.name for path in out.iterdir()} == {name}
     (tmp_path / "page").mkdir()
     (tmp_path / "page" / "report.html").write_text("theirs")
-    monkeypatch.setattr("toeplens.report.auditing.comparison.render_comparison", lambda *_: "ours")
+    monkeypatch.setattr("toeplens.report.comparison.comparison_page", lambda *_: Page("compare", "", "", "", None, []))
     refused = toeplens("compare", "a", "b", "--out", tmp_path / "page").refusal()
     assert "was not written by this version of 'toeplens compare'" in refused
 

@@ -88,7 +88,7 @@ def test_type_checkers_see_the_same_names():
 
 FEW = """
 import sys
-import toeplens.cli.pretrained, toeplens.cli.audit_output, toeplens.report.auditing.page
+import toeplens.cli.pretrained, toeplens.cli.audit_output, toeplens.report.audit
 print(sum(name.split(".")[0] == "toeplens" for name in sys.modules))
 """
 

@@ -208,7 +208,7 @@ def audit_one(model: str, directory: Path, data: Data, options: AuditOptions, *,
     if options.first is None and (not isinstance(data, dict) or len(data) < 2):
         shorter = "--first 10 finds only the 10 largest effects; --effects none skips them."
     with AuditProgress(shorter) as progress:
-        found = audit_in(directory, model, data, options, report.write_audit, on_progress=progress)
+        found = audit_in(directory, model, data, options, report.write_report, on_progress=progress)
     page = directory / report.PAGE
     if as_json:
         print_json({**found.summary(), "page": str(page)})
@@ -248,7 +248,7 @@ def audit_all(
             data,
             options,
             workers=workers,
-            write=report.write_audit,
+            write=report.write_report,
             on_progress=lambda name, what, done, total: progress(f"{name}: {what}", done, total),
             on_done=finished,
         )

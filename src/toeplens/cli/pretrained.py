@@ -9,7 +9,7 @@ from toeplens.cli.options import Device, Json, ModelDtype, Pickled, StudyOut, ar
 from toeplens.ground import InputError, invalid
 from toeplens.ground.execution import ClusterOptions, ExecutionOptions
 from toeplens.ground.options import MEASURE
-from toeplens.ground.outputs import entered, must_be_of
+from toeplens.ground.outputs import entered, must_be_of, write_page
 from toeplens.studies.kit.options import Asked, AuditOptions
 
 
@@ -80,9 +80,10 @@ def compare(
     found = [auditing.open_audit(each) for each in (first, second)]
     names = names_of(first, second)
     with entered(out, "comparison", (report.PAGE,)):
-        page = report.write_comparison(found[0], found[1], names, out)
+        page = report.comparison_page(found[0], found[1], names)
+        path = write_page(out / report.PAGE, page.html(), page.command)
     audits = [{"name": name, **each.summary()} for name, each in zip(names, found, strict=True)]
-    console.print_page(page, as_json=as_json, audits=audits)
+    console.print_page(path, as_json=as_json, audits=audits)
 
 
 def names_of(first: Path, second: Path) -> tuple[str, str]:

@@ -170,13 +170,11 @@ def kind_of(directory: Path) -> tuple[type[Any], Callable[[Any], Page]]:
 
 def page_in(directory: Path) -> Page:
     """The page of the audit, probe, study or record in a directory."""
-    from toeplens.report.auditing.page import audit_page
     from toeplens.studies import auditing, probing
     from toeplens.studies.kit.study import study_in
 
     if (directory / auditing.RECORD).is_file():
-        found = auditing.open_audit(directory)
-        return audit_page(found, auditing.parquet_of(found))
+        return auditing.open_audit(directory).page()
     if (directory / probing.RECORD).is_file():
         return probing.open_probe(directory).page()
     if study_in(directory) is None:

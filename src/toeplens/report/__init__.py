@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from toeplens.ground.lazy import lazy
 
 if TYPE_CHECKING:
-    from toeplens.report.auditing.comparison import render_comparison, write_comparison
-    from toeplens.report.auditing.page import render_audit, write_audit
     from toeplens.report.card import free_for_cards, render_card, write_card, write_cards
+    from toeplens.report.comparison import comparison_page
     from toeplens.report.decomposition import render_structure, write_structure
     from toeplens.report.grid.page import render_grid, write_grid
     from toeplens.report.kit.page import PAGE
@@ -21,16 +20,13 @@ __all__ = [
     "Figure",
     "Page",
     "Section",
+    "comparison_page",
     "free_for_cards",
-    "render_audit",
     "render_card",
-    "render_comparison",
     "render_grid",
     "render_structure",
-    "write_audit",
     "write_card",
     "write_cards",
-    "write_comparison",
     "write_grid",
     "write_report",
     "write_structure",

@@ -13,11 +13,9 @@ import plotly.graph_objects as go
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.report.auditing.test_page import made_up
 from tests.report.grid.state import made_up_grid
 
 from toeplens.ground import EnvironmentFailure
-from toeplens.report.auditing.page import audit_page
 from toeplens.report.exporting import (
     INCHES,
     PIXELS,
@@ -172,15 +170,6 @@ def test_a_table_has_its_groups_and_small_print():
         "rows",
         "what-it-costs-2",
     ]
-
-
-def test_an_audits_heads_are_a_table_though_its_script_makes_it():
-    audit = made_up()
-    heads, *rows = rows_of(audit_page(audit).tables["heads"])
-    assert len(rows) == len(audit.heads)
-    row = dict(zip(heads, rows[13], strict=True))
-    assert (int(row["layer"]), int(row["index in layer"])) == (audit.heads[13].layer + 1, audit.heads[13].head + 1)
-    assert float(row["positional"]) == pytest.approx(audit.heads[13].positional, abs=6e-4)
 
 
 def test_what_a_spreadsheet_would_run_is_text_and_numbers_stay_numbers():

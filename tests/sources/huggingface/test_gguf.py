@@ -12,7 +12,6 @@ import torch
 from tests.sources.huggingface.test_load import LLAMA, TOKENS, built, saved
 
 from toeplens.ground import EnvironmentFailure, InputError
-from toeplens.report import render_audit
 from toeplens.sources.huggingface import checkpoints, load_model
 from toeplens.sources.huggingface.checkpoints import Quantised, read_gguf
 from toeplens.studies import audit
@@ -81,7 +80,7 @@ def test_weights_of_eight_bits_are_near_and_the_record_and_the_page_say_so(tmp_p
     made = audit(path, TOKENS, effects="none", device="cpu")
     assert made.about["weights"] == "GGUF, dequantised from Q8_0 (14 tensors), F32 (7)"
     assert made.about["model"].endswith("/some.gguf")
-    assert made.about["weights"] in render_audit(made)
+    assert made.about["weights"] in made.page().html()
     assert audit(saved(model, tmp_path / "own"), TOKENS, effects="none").about["weights"] is None
 
 

@@ -75,7 +75,7 @@ def test_a_request_is_told_by_all_that_decides_its_audits(models: Path, tmp_path
 
 def test_an_audit_among_many_is_the_audit_of_one(models: Path, tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
-    of = piece(models, "llama", tmp_path, write=report.write_audit)
+    of = piece(models, "llama", tmp_path, write=report.write_report)
     found = audited(of, lambda *what: told.append(what))
     alone = auditing.audit(of.model, sequences=8, max_tokens=12)
     kept = open_audit(of.directory)
@@ -178,7 +178,7 @@ def test_audits_by_a_cluster_are_those_of_this_machine(models: Path, tmp_path: P
     given = [str(models / name) for name in ("gpt", "nothing", "llama")]
     try:
         workers = ClusterOptions(engine="ray", cpus_per_cell=1.0)
-        far = audit_many(given, tmp_path / "far", None, OPTIONS, workers=workers, write=report.write_audit)
+        far = audit_many(given, tmp_path / "far", None, OPTIONS, workers=workers, write=report.write_report)
         again = audit_many(given[::2], tmp_path / "far", None, OPTIONS, workers=workers)
     finally:
         ray.shutdown()

@@ -6,11 +6,12 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
-from toeplens.studies.auditing import PARTS, Audit
+from toeplens.studies.auditing import PARTS
 
 
-def stamped(audit: Audit, directory: Path, parquet: bytes) -> Path:
+def stamped(directory: Path, page: Any) -> Path:
     """Says how old the audit's parts are, and what its process is; the first one of ``dies`` is then killed."""
     parts = {path.name: path.stat().st_mtime_ns for path in sorted((directory / PARTS).iterdir())}
     stamps = directory.parent.parent / f"{directory.name}.json"
@@ -22,11 +23,11 @@ def stamped(audit: Audit, directory: Path, parquet: bytes) -> Path:
     return directory
 
 
-def full(audit: Audit, directory: Path, parquet: bytes) -> Path:
+def full(directory: Path, page: Any) -> Path:
     """A machine without memory."""
     raise MemoryError
 
 
-def odd(audit: Audit, directory: Path, parquet: bytes) -> Path:
+def odd(directory: Path, page: Any) -> Path:
     """What nobody thought of."""
     raise KeyError("layer")

@@ -237,7 +237,7 @@ def audit_many(
         workers      number of models to audit in parallel on this machine (default: as many as cores and memory allow;
                      1 on a GPU and for models on the hub, whose size is unknown); or
                      `toeplens.engine.ClusterOptions`, whose machines must see ``out`` and the models on disk
-        write        function that writes each audit's page; must be importable
+        write        function that writes a page to a directory; must be importable
         on_progress  called with a model's name, a description of the current work, the finished amount and the total
         on_done      called with the outcome for each model, and whether it is new
 

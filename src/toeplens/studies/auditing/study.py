@@ -26,13 +26,13 @@ from toeplens.studies.auditing.effects import effects_of, without_effects
 from toeplens.studies.auditing.inputs import Progress, Sequences, Work, inputs_of, read_tokens, sequences_of, texts_of
 from toeplens.studies.auditing.measuring import measure
 from toeplens.studies.auditing.record import PARTS, AuditRecord, Kept, Measured, identity
-from toeplens.studies.auditing.result import RECORD, Audit, finished, open_audit, parquet_of, save
+from toeplens.studies.auditing.result import RECORD, Audit, finished, open_audit, save
 from toeplens.studies.kit.changes import changes_of, failures_of, told
 from toeplens.studies.kit.options import AuditOptions, taking
 from toeplens.studies.kit.questions import Item, Writer, retrieval_of
 
 Data = Mapping[str, str] | Path | None  # texts by name, or a file of token ids
-Write = Callable[[Audit, Path, bytes], Path]  # writes the page; takes the audit, its directory, its Parquet table
+Write = Callable[[Path, Any], Path]  # writes a page to a directory
 
 
 def is_run(model: Any) -> bool:
@@ -172,7 +172,7 @@ def audit_in(
         more = {"text": data.name if isinstance(data, Path) else None, "request": digest}
         found = replace(found, about=found.about | {name: value for name, value in more.items() if value is not None})
         if write is not None:
-            write(found, directory, parquet_of(found))
+            write(directory, found.page())
         save(found, directory)
     return found
 

@@ -97,12 +97,14 @@ def count(value: Any) -> str:
     return f"{value / size:.3g} {unit}".strip()
 
 
+def within(layer: LayerRecord) -> bool:
+    """Whether the differences of an attention call are within the tolerance."""
+    return layer.used <= 1 if layer.used is not None else max(layer.weights or 0.0, layer.outputs) <= layer.tolerance
+
+
 def proved(audit: AuditRecord) -> bool:
-    """Whether the differences of every attention call are within the tolerance."""
-    return all(
-        layer.used <= 1 if layer.used is not None else max(layer.weights or 0.0, layer.outputs) <= layer.tolerance
-        for layer in audit.layers
-    )
+    """Whether those of every attention call are."""
+    return all(map(within, audit.layers))
 
 
 def worst(audit: AuditRecord) -> Number:
