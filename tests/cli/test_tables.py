@@ -34,21 +34,23 @@ def test_what_there_is_has_a_line_each_and_all_in_full(toeplens: Toeplens, comma
 
 
 @pytest.mark.usefixtures("narrow")
-def test_columns_without_room_go_to_another_table():
+def test_columns_without_room_go_to_another_table(capsys: pytest.CaptureFixture[str]):
     columns = ["task", *(f"encoding {n}" for n in range(12))]
-    rows = [["a [bold]long[/] name of a task", *(f"{n}.5" for n in range(12))]]
-    tables = console.fitted("Accuracy", columns, rows)
-    assert len(tables) == 3
-    assert [str(table.columns[0].header) for table in tables] == ["task"] * 3
-    assert [str(c.header) for table in tables for c in table.columns[1:]] == columns[1:]
-    assert [cell for table in tables for c in table.columns[1:] for cell in c.cells] == rows[0][1:]
-    assert all(console.out.measure(table).maximum <= 80 for table in tables)
-    assert len(console.fitted("Accuracy", columns[:3], [row[:3] for row in rows])) == 1
+    rows = [["a [bold]長い[/] name\x1b[2J", *(f"{n}.5" for n in range(12))]]
+    console.print_table("Accuracy", columns, rows)
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    lines = [line for line in printed.splitlines() if "│" in line]
+    assert [line.split("│")[1].strip().partition(" name")[0] for line in lines] == ["a [bold]長い[/]"] * len(lines)
+    assert [cell.strip() for line in lines for cell in line.split("│")[2:-1]] == rows[0][1:]
+    assert max(map(cell_len, printed.splitlines())) <= 80
+    console.print_table("Accuracy", columns[:3], [row[:3] for row in rows])
+    assert capsys.readouterr().out.count("a [bold]") == 1
 
 
 def test_language_models_are_told_by_their_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = language_grid(tmp_path)
-    tables.print_study(state, tmp_path / "report.html", tables.matrix_tables(state), as_json=False)
+    tables.print_grid(state)
     told = capsys.readouterr().out
     assert "1.655–1.661" in told
     assert "n-gram baselines by context length: 4.644 (context 0)" in told

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def cite(
     known = {work.arxiv for work in works["papers"]}
     cited = {name: encodings.get(name).citation for name in ([] if directory is None else _encodings(directory))}
     new: dict[str, Citation] = {}  # a paper of several encodings is one entry
-    for work in chain.from_iterable(citations_of(text, name) for name, text in cited.items()):
+    for work in itertools.chain.from_iterable(citations_of(text, name) for name, text in cited.items()):
         if work.arxiv not in known:
             new.setdefault(work.arxiv or work.key, work)
     works["encodings"] = list(new.values())
@@ -101,7 +101,7 @@ def figures(
 
     One file per panel, on white, with a legend.
     """
-    from toeplens.cli import console
+    from toeplens.cli.progress import ProgressBars
     from toeplens.report.exporting import FORMATS, INCHES, draw, printed_caption, printed_panels, programs
 
     kind = choose("format", form, FORMATS)
@@ -123,9 +123,10 @@ def figures(
             panels[place / f"{name}.{kind}"] = panel
             drawn = {"view": panel.view, "group": panel.group, "panel": panel.panel}
             about.append({"file": f"{name}.{kind}", **own, **drawn, "inches": [round(x, 2) for x in panel.inches]})
-    with entered(place, "figures", (FIGURES,)), console.bar("drawing", len(panels)) as step:
+    done = itertools.count(1)
+    with entered(place, "figures", (FIGURES,)), ProgressBars() as progress:
         write_json(place / FIGURES, {"directory": str(directory), "figures": about})
-        draw(panels, kind, tabs=os.cpu_count() or 1, on_done=lambda _: step())
+        draw(panels, kind, tabs=os.cpu_count() or 1, on_done=lambda _: progress("files", next(done), len(panels)))
     _print(place, about, len(wanted), "figure", as_json)
 
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-
 from toeplens.cli.options import Full, Json, argument, changed, option
 from toeplens.ground import InputError, choose
 from toeplens.ground.outputs import free
@@ -54,6 +52,7 @@ def card(
     """
     from toeplens import encodings, report
     from toeplens.cli import console
+    from toeplens.cli.progress import ProgressBars
     from toeplens.studies.card import make_card
 
     if name is None and set_:
@@ -68,10 +67,10 @@ def card(
     else:
         free(out, "card")
     cards = []
-    with console.bar("measuring", len(names)) as step:
+    with ProgressBars() as progress:
         for each in names:
             cards.append(make_card(each, length=length, **options))
-            step()
+            progress("cards", len(cards), len(names))
     page = report.write_card(cards[0], out) if name is not None else report.write_cards(cards, out)
     console.print_page(page, as_json=as_json, cards=[made.to_dict() for made in cards])
 
@@ -102,14 +101,12 @@ def _print(rows: list[tuple[dict[str, Any], dict[str, str]]], full: bool, as_jso
     if as_json:
         console.print_json([row for row, _ in rows])
         return
-    entries = [(row["name"], {fact: escape(text) for fact, text in told.items()}) for row, told in rows]
+    entries = [(row["name"], told) for row, told in rows]
     if full:
         console.print_in_full(entries)
         return
-    table = console.brief(*columns)
-    for name, facts in entries:
-        table.add_row(name, *(facts[fact] for fact in columns[1:]))
-    console.out.print(table)
+    lines = [(name, *(told[fact] for fact in columns[1:])) for name, told in entries]
+    console.print_table(None, columns, lines, brief=True)
     console.say("Use --full for options and full texts.")
 
 

@@ -116,6 +116,7 @@ def probe(
     Also reports loss by position. Give --change to compare with interventions.
     """
     from toeplens.cli import audit_output, console
+    from toeplens.cli.progress import ProgressBars
     from toeplens.report import write_probe
     from toeplens.sources.huggingface.load import called_of, open_model
     from toeplens.studies import probing
@@ -131,7 +132,7 @@ def probe(
         data = read_tokens(tokens)
     else:
         raise InputError("text or tokens must be set, but not both.")
-    with entered(out, "probe", (probing.RECORD,)), audit_output.AuditProgress() as progress:
+    with entered(out, "probe", (probing.RECORD,)), ProgressBars() as progress:
         must_be_of(out / probing.RECORD, called_of(model), "probe")
         loaded = open_model(model, dtype=dtype, device=device, pickled=pickled)  # type: ignore[arg-type]
         loaded.check_decoder("a probe")
@@ -142,7 +143,7 @@ def probe(
     if as_json:
         console.print_json({**found.to_dict(), "page": str(page)})
         return
-    console.out.print(audit_output.probe_table(found))
+    audit_output.print_probe(found)
     console.say(f"page: {page}")
 
 
@@ -167,8 +168,7 @@ def pretrained(
     Compares heads, frequencies and retrieval with random-weight baselines.
     """
     from toeplens.cli import tables
-    from toeplens.cli.audit_output import AuditProgress
-    from toeplens.cli.progress import interruptible
+    from toeplens.cli.progress import ProgressBars, interruptible
     from toeplens.papers.positional_symbolic import pretrained as study
     from toeplens.papers.positional_symbolic.pretrained.page import pretrained_page
     from toeplens.report.kit.page import write_report
@@ -177,7 +177,7 @@ def pretrained(
     texts = {each.stem: read_text(each) for each in text}
     if len(texts) < len(text):
         raise InputError("text must not name two files with the same file name.")
-    progress = AuditProgress()
+    progress = ProgressBars()
     sizes = {"sequences": sequences, "tokens": tokens, "effect_tokens": effect_tokens, "probe_tokens": probe_tokens}
     options: dict[str, Any] = {"dtype": dtype, "device": device, "seed": seed, "on_progress": progress, **sizes}
     options["on_piece"] = lambda name, at, count: progress.finish(f"[{at}/{count}] {name}")

@@ -71,9 +71,11 @@ def reproduce(
     progress = StudyProgress(jobs, about, execution, cluster)
     with interruptible(execution) as limits:
         with progress:
-            state = study.reproduce(out, **plan, limits=limits, workers=cluster, on_event=progress)
+            state = study.reproduce(out, **plan, limits=limits, workers=cluster, on_event=progress.on_event)
         page = write_report(state.directory, reproduction_page(state))
-        tables.print_study(state, page, tables.accuracy_tables(state.table), as_json=as_json)
+        if not as_json:
+            tables.print_accuracies(state.table)
+        tables.print_study(state, page, as_json=as_json)
 
 
 @with_options()
@@ -116,8 +118,11 @@ def study(
     place = Path("demo") / spec.stem if out is None else out
     with interruptible(execution) as limits:
         with progress:
-            state = grid.study(wanted, place, limits=limits, workers=cluster, on_event=progress)
-        tables.print_study(state, report.write_grid(state), tables.matrix_tables(state), as_json=as_json)
+            state = grid.study(wanted, place, limits=limits, workers=cluster, on_event=progress.on_event)
+        page = report.write_grid(state)
+        if not as_json:
+            tables.print_grid(state)
+        tables.print_study(state, page, as_json=as_json)
 
 
 @with_options()
@@ -145,7 +150,7 @@ def theory(
     jobs = mathematics.jobs(scale, seeds)
     about = f"{len(mathematics.EXPERIMENTS) * seeds} experiments, and {len(jobs)} models at scale {scale}"
     progress = StudyProgress(jobs, about, execution, cluster)
-    plan: dict[str, Any] = {"scale": scale, "seeds": seeds, "workers": cluster, "on_event": progress}
+    plan: dict[str, Any] = {"scale": scale, "seeds": seeds, "workers": cluster, "on_event": progress.on_event}
     plan["on_record"] = lambda name, seed: console.say(f"{name}, seed {seed}: done", aside=True)
     with interruptible(execution) as limits:
         with progress:
