@@ -28,7 +28,7 @@ REFUSED = {  # TINY stands for the options of a tiny run; fields of a spec are w
     "train TINY --device tpu": "--device must be",
     "reproduce --scale smoke --seeds 0": "seeds must be from 1 to",
     "reproduce --scale smoke --stack 0": "stack must be from 1 to 256, got 0",
-    "reproduce --scale smoke --workers 0": "--workers must be from 1 to ",
+    "reproduce --scale smoke --workers 0": "--workers must be at least 1, got 0",
     "train TINY --time-budget '5 minutes'": "--time-budget must be a positive time",
     "train TINY --set train_examples=1000000000": "model and examples: they need at least",
     "card rope --length 9999999999999": "length must be",

@@ -15,15 +15,15 @@ from pydantic import BaseModel
 from toeplens.ground import (
     InputError,
     checked,
+    files,
     plain,
     read_json,
     read_rows,
-    reading,
     shown,
     write_json,
 )
 from toeplens.ground.files import FORMAT, unzipped
-from toeplens.ground.reading import Count, Number, Positive, Share, Text, Truth
+from toeplens.ground.records import Count, Number, Positive, Share, Text, Truth
 
 
 class Row(BaseModel):
@@ -80,7 +80,7 @@ def test_what_records_hold_is_read_as_it_is(tmp_path: Path):
 
 
 def test_a_file_that_is_too_large_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reading, "LARGEST", 8)
+    monkeypatch.setattr(files, "LARGEST", 8)
     assert refusal(tmp_path / "a.json", "[1, 2, 3]") == "it has more than 8 bytes."
     with pytest.raises(InputError, match="it has more than 8 bytes"):
         read_json("/dev/zero")

@@ -24,8 +24,7 @@ import toeplens.studies.auditing
 import toeplens.studies.decomposition
 import toeplens.studies.grid
 from toeplens.ground import InputError
-from toeplens.ground.reading import Count, Share
-from toeplens.ground.records import Dims, Each, MaybeNaN, Record
+from toeplens.ground.records import Count, Dims, Each, MaybeNaN, Record, Share
 
 MODULES = (  # imported for the records in them
     toeplens.engine,

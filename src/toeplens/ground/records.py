@@ -1,6 +1,6 @@
 """Records: dataclasses that are stored as JSON and validated field by field when read.
 
-A record's annotations define its fields: numbers and strings (the strict ones of `toeplens.ground.reading`),
+A record's annotations define its fields: numbers and strings (strict: true is not a number, nor are "3" and 1e999),
 arrays with dimensions (jaxtyping's; a letter is one size throughout a record), other records, and lists and
 dictionaries of these. NaN is stored as None. Unknown fields, from later versions, are ignored. Fields that are missing
 in earlier versions are listed in `Record.LATER` and have defaults.
@@ -21,8 +21,14 @@ from jaxtyping import AbstractArray, Shaped, jaxtyped
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 from typing_extensions import TypedDict
 
-from toeplens.ground.reading import Number, Text, Truth, adapter, checked
+from toeplens.ground.files import adapter, checked
 
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Positive = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
+Share = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1)]
+Count = Annotated[int, Field(strict=True, ge=0)]
+Text = Annotated[str, Field(strict=True)]
+Truth = Annotated[bool, Field(strict=True)]
 _Int = Annotated[int, Field(strict=True)]
 AtLeast1 = Annotated[int, Field(strict=True, ge=1)]
 MaybeNaN = Annotated[float, Field(strict=True), BeforeValidator(lambda value: math.nan if value is None else value)]
@@ -39,7 +45,7 @@ class Dims:
 
 
 class Each:
-    """The type of an array's items, besides None for NaN, such as `toeplens.ground.reading.Share`."""
+    """The type of an array's items, besides None for NaN, such as `Share`."""
 
     def __init__(self, kind: Any) -> None:
         self.kind = kind

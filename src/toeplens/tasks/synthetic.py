@@ -13,7 +13,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from toeplens.ground import invalid
-from toeplens.ground.machine import must_fit, within
+from toeplens.ground.machine import must_fit
+from toeplens.ground.options import within
 from toeplens.tasks.base import Split, Texts, at_least, at_most
 from toeplens.tasks.corpus import SPLITS, Corpus, Part, amounts, assign, dtype_of
 from toeplens.tasks.language import LanguageTask

@@ -19,8 +19,7 @@ from toeplens.engine.head_watch import Watched
 from toeplens.engine.measures import WHY, as_record
 from toeplens.ground import choose
 from toeplens.ground.machine import MOST_SEEDS
-from toeplens.ground.reading import Count, Positive, Share
-from toeplens.ground.records import Like, Record
+from toeplens.ground.records import Count, Like, Positive, Record, Share
 from toeplens.lens import Estimate, HeadAblation, LayerDeposit, deposit, over_seeds
 from toeplens.model import Protocol
 from toeplens.studies.kit.verdicts import GRAIN, Contrast, difference
