@@ -50,7 +50,7 @@ def test_columns_without_room_go_to_another_table(capsys: pytest.CaptureFixture[
 
 def test_language_models_are_told_by_their_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = language_grid(tmp_path)
-    tables.print_grid(state)
+    tables.print_study(state, tmp_path / "report.html", as_json=False)
     told = capsys.readouterr().out
     assert "1.655–1.661" in told
     assert "n-gram baselines by context length: 4.644 (context 0)" in told

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from toeplens.cli.options import Device, Json, ModelDtype, Pickled, StudyOut, argument, option, with_options
+from toeplens.cli.studies import finish
 from toeplens.ground import InputError, invalid
 from toeplens.ground.execution import ClusterOptions, ExecutionOptions
 from toeplens.ground.options import MEASURE
@@ -167,21 +168,17 @@ def pretrained(
 
     Compares heads, frequencies and retrieval with random-weight baselines.
     """
-    from toeplens.cli import tables
     from toeplens.cli.progress import ProgressBars, interruptible
     from toeplens.papers.positional_symbolic import pretrained as study
-    from toeplens.papers.positional_symbolic.pretrained.page import pretrained_page
-    from toeplens.report.kit.page import write_report
     from toeplens.studies.auditing.inputs import read_text
 
     texts = {each.stem: read_text(each) for each in text}
     if len(texts) < len(text):
         raise InputError("text must not name two files with the same file name.")
-    progress = ProgressBars()
     sizes = {"sequences": sequences, "tokens": tokens, "effect_tokens": effect_tokens, "probe_tokens": probe_tokens}
-    options: dict[str, Any] = {"dtype": dtype, "device": device, "seed": seed, "on_progress": progress, **sizes}
-    options["on_piece"] = lambda name, at, count: progress.finish(f"[{at}/{count}] {name}")
+    options: dict[str, Any] = {"dtype": dtype, "device": device, "seed": seed, **sizes}
     with interruptible(execution) as limits:
-        with progress:
-            state = study.examine(model, texts, out, **options, limits=limits)
-        tables.print_study(state, write_report(state.directory, pretrained_page(state)), as_json=as_json)
+        with ProgressBars() as progress:
+            options["on_piece"] = lambda name, at, count: progress.finish(f"[{at}/{count}] {name}")
+            state = study.examine(model, texts, out, **options, limits=limits, on_progress=progress)
+        finish(state, as_json=as_json)

@@ -14,6 +14,7 @@ from toeplens.ground.words import listed
 
 if TYPE_CHECKING:
     from toeplens.report.kit.page import Page
+    from toeplens.studies.kit.study import State
 
 PARTS = ("core", "others", "partial", "mla", "factors", "factors-back", "ladder", "mechanism")
 OURS = ("canonical", "canonical-smoke", "language", "language-large", "language-smoke")
@@ -48,12 +49,9 @@ def reproduce(
 
     Trains small decoders with many encodings, ablates each head, judges the papers' claims and writes a page.
     """
-    from toeplens.cli import tables
     from toeplens.cli.progress import StudyProgress, interruptible
     from toeplens.model import Protocol
     from toeplens.papers import deposit as study
-    from toeplens.papers.deposit.page import reproduction_page
-    from toeplens.report.kit.page import write_report
     from toeplens.training.presets import PROTOCOLS
 
     choose("scale", scale, study.SCALES)
@@ -68,14 +66,10 @@ def reproduce(
         about += f" ({fewer})"
     if (asked.protocols, asked.seeds, asked.parts) != (protocols, seeds, parts):
         about += f", including what the study in {out} already has ({asked.seeds} seeds, {listed(asked.parts)})"
-    progress = StudyProgress(jobs, about, execution, cluster)
     with interruptible(execution) as limits:
-        with progress:
+        with StudyProgress(jobs, about, execution, cluster) as progress:
             state = study.reproduce(out, **plan, limits=limits, workers=cluster, on_event=progress.on_event)
-        page = write_report(state.directory, reproduction_page(state))
-        if not as_json:
-            tables.print_accuracies(state.table)
-        tables.print_study(state, page, as_json=as_json)
+        finish(state, as_json=as_json)
 
 
 @with_options()
@@ -102,8 +96,6 @@ def study(
 
     Trains each encoding on each task, measures what the heads follow, tests on longer sequences and writes a page.
     """
-    from toeplens import report
-    from toeplens.cli import tables
     from toeplens.cli.progress import StudyProgress, interruptible
     from toeplens.studies import grid
     from toeplens.studies.kit.study import jobs_of
@@ -114,15 +106,12 @@ def study(
     if text:
         wanted = wanted.of_text([str(each) for each in text])
     jobs = jobs_of(grid.cells(wanted))
-    progress = StudyProgress(jobs, f"{len(jobs)} models ({wanted.title})", execution, cluster)
+    about = f"{len(jobs)} models ({wanted.title})"
     place = Path("demo") / spec.stem if out is None else out
     with interruptible(execution) as limits:
-        with progress:
+        with StudyProgress(jobs, about, execution, cluster) as progress:
             state = grid.study(wanted, place, limits=limits, workers=cluster, on_event=progress.on_event)
-        page = report.write_grid(state)
-        if not as_json:
-            tables.print_grid(state)
-        tables.print_study(state, page, as_json=as_json)
+        finish(state, as_json=as_json)
 
 
 @with_options()
@@ -139,27 +128,32 @@ def theory(
 
     Judges each statement as published and, where needed, as corrected.
     """
-    from toeplens.cli import console, tables
+    from toeplens.cli import console
     from toeplens.cli.progress import StudyProgress, interruptible
     from toeplens.papers import mathematics
-    from toeplens.papers.mathematics.page import theory_page
-    from toeplens.report.kit.page import write_report
     from toeplens.training import PRESETS
 
     choose("scale", scale, PRESETS)
     jobs = mathematics.jobs(scale, seeds)
     about = f"{len(mathematics.EXPERIMENTS) * seeds} experiments, and {len(jobs)} models at scale {scale}"
-    progress = StudyProgress(jobs, about, execution, cluster)
-    plan: dict[str, Any] = {"scale": scale, "seeds": seeds, "workers": cluster, "on_event": progress.on_event}
+    plan: dict[str, Any] = {"scale": scale, "seeds": seeds, "workers": cluster}
     plan["on_record"] = lambda name, seed: console.say(f"{name}, seed {seed}: done", aside=True)
     with interruptible(execution) as limits:
-        with progress:
-            state = mathematics.check_theory(out, **plan, limits=limits)
-        tables.print_study(state, write_report(state.directory, theory_page(state)), as_json=as_json)
+        with StudyProgress(jobs, about, execution, cluster) as progress:
+            state = mathematics.check_theory(out, **plan, limits=limits, on_event=progress.on_event)
+        finish(state, as_json=as_json)
 
 
-def kind_of(directory: Path) -> tuple[type[Any], Callable[[Any], Page]]:
-    """For a directory's study: its kind, and the function that makes its page."""
+def finish(state: State, *, as_json: bool) -> None:
+    """Write a study's page, and print its tables, claims, progress and page; or the same as JSON."""
+    from toeplens.cli import tables
+    from toeplens.report.kit.page import write_report
+
+    tables.print_study(state, write_report(state.directory, _pages()[type(state)](state)), as_json=as_json)
+
+
+def _pages() -> dict[type[State], Callable[[Any], Page]]:
+    """The function that makes the page of each kind of study."""
     from toeplens.papers.deposit import Reproduction
     from toeplens.papers.deposit.page import reproduction_page
     from toeplens.papers.mathematics import Theory
@@ -168,11 +162,16 @@ def kind_of(directory: Path) -> tuple[type[Any], Callable[[Any], Page]]:
     from toeplens.papers.positional_symbolic.pretrained.page import pretrained_page
     from toeplens.report.grid.page import grid_page
     from toeplens.studies.grid import Grid
+
+    return {Reproduction: reproduction_page, Pretrained: pretrained_page, Theory: theory_page, Grid: grid_page}
+
+
+def gather(directory: Path) -> State:
+    """The state of the study in a directory."""
     from toeplens.studies.kit.study import study_in
 
-    pages = {Pretrained: pretrained_page, Theory: theory_page, Grid: grid_page, Reproduction: reproduction_page}
-    named = {kind.NAME: (kind, page) for kind, page in pages.items()}
-    return named.get(study_in(directory) or "", (Reproduction, reproduction_page))
+    kinds = {kind.NAME: kind for kind in _pages()}
+    return kinds.get(study_in(directory) or "", next(iter(kinds.values()))).gather(directory)
 
 
 def page_in(directory: Path) -> Page:
@@ -190,8 +189,8 @@ def page_in(directory: Path) -> Page:
     if study_in(directory) is None:
         what = "contains no study, audit, probe or record of one" if directory.exists() else "does not exist"
         raise InputError(f"directory: {directory} {what}.")
-    kind, page = kind_of(directory)
-    return page(kind.gather(directory))
+    state = gather(directory)
+    return _pages()[type(state)](state)
 
 
 def report_page(directory: Recorded, as_json: Json = False) -> None:
@@ -199,9 +198,7 @@ def report_page(directory: Recorded, as_json: Json = False) -> None:
     from toeplens.cli import console
     from toeplens.report.kit.page import write_report
 
-    page = page_in(directory)
-
-    console.print_page(write_report(directory, page), as_json=as_json)
+    console.print_page(write_report(directory, page_in(directory)), as_json=as_json)
 
 
 def claims(
@@ -214,7 +211,7 @@ def claims(
     from toeplens.cli import console, tables
     from toeplens.studies.kit.verdicts import verdict_text
 
-    study = kind_of(directory)[0].gather(directory)
+    study = gather(directory)
     entries = study.entries
     if as_json:
         console.print_json([entry.to_dict() for entry in entries])

@@ -14,7 +14,7 @@ from toeplens.engine import Extrapolation
 from toeplens.ground.words import fixed, percent, signed
 from toeplens.lens import THRESHOLDS, HeadAblation, HeadSets, deposit
 from toeplens.lens.ablation import UNCHECKED
-from toeplens.papers.deposit import Row
+from toeplens.papers.deposit import Reproduction, Row
 from toeplens.studies import Entry
 from toeplens.studies.decomposition import RunStructure
 from toeplens.studies.grid import Grid, language
@@ -40,8 +40,12 @@ per_cent = partial(percent, sign=False)
 
 
 def print_study(state: State, page: Path, *, as_json: bool) -> None:
-    """Print a study's claims, progress and page; or the same as JSON, with the table of results."""
+    """Print a study's tables, claims, progress and page; or the same as JSON."""
     if not as_json:
+        if isinstance(state, Reproduction):
+            print_accuracies(state.table)
+        elif isinstance(state, Grid):
+            print_grid(state)
         if state.entries:
             print_claims(state.entries)
         if not state.complete:

@@ -33,8 +33,7 @@ _Int = Annotated[int, Field(strict=True)]
 AtLeast1 = Annotated[int, Field(strict=True, ge=1)]
 MaybeNaN = Annotated[float, Field(strict=True), BeforeValidator(lambda value: math.nan if value is None else value)]
 NearlyShare = Annotated[float, Field(strict=True, ge=-0.01, le=1.01)]  # with a tolerance for rounding
-_STRICT: dict[Any, Any] = {int: _Int, float: Number, str: Text, bool: Truth}
-_ITEMS: dict[str, Any] = {"bool": Truth, "int": _Int, "float": Number}
+_STRICT: dict[Any, Any] = {bool: Truth, int: _Int, float: Number, str: Text}
 
 
 class Dims:
@@ -51,11 +50,14 @@ class Each:
         self.kind = kind
 
 
-class Like:
-    """Validate plain content by this annotation but keep it unchanged."""
+def like(hint: Any) -> BeforeValidator:
+    """Metadata of a field: validate plain content by this annotation but keep it unchanged."""
 
-    def __init__(self, hint: Any) -> None:
-        self.hint = hint
+    def check(content: Any) -> Any:
+        adapter(hint).validate_python(content)
+        return content
+
+    return BeforeValidator(check)
 
 
 class Record:
@@ -106,15 +108,10 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, float):
         return None if math.isnan(value) else float(value)
     if isinstance(value, np.ndarray):
-        return plain_numbers(value) if value.dtype.kind == "f" else value.tolist()
+        numbers = value.astype(object)
+        numbers[numbers != numbers] = None
+        return numbers.tolist()
     return value
-
-
-def plain_numbers(values: np.ndarray) -> Any:
-    """Nested lists of numbers, with None for NaN."""
-    numbers = values.astype(object)
-    numbers[np.isnan(values)] = None
-    return numbers.tolist()
 
 
 def _made(kind: Any, dims: dict[str, str], values: dict[str, Any]) -> Any:
@@ -157,8 +154,6 @@ def _strict(hint: Any) -> Any:
         return _array(hint)
     if origin is Annotated:
         kind, *about = inner
-        if like := next((each for each in about if isinstance(each, Like)), None):
-            return Annotated[_strict(kind), BeforeValidator(partial(_like, like.hint))]
         if _is_array(kind):
             return _array(kind, *about)
         return hint if kind in _STRICT else Annotated[(_strict(kind), *about)]  # type: ignore[valid-type]
@@ -169,16 +164,11 @@ def _strict(hint: Any) -> Any:
     return origin[tuple(each if each is ... else _strict(each) for each in inner)]
 
 
-def _like(hint: Any, content: Any) -> Any:
-    adapter(hint).validate_python(content)
-    return content
-
-
 def _array(kind: Any, *about: Any) -> Any:
     """Arrays as lists nested as deep as the dimensions, or deeper for variadic dimensions."""
-    element = next((name for name in _ITEMS if any(name in str(dtype) for dtype in kind.dtypes)), "float")
-    item = next((each.kind for each in about if isinstance(each, Each)), _ITEMS[element])
-    item = item | None if element == "float" else item
+    element = next((each for each in (bool, int) if any(each.__name__ in str(name) for name in kind.dtypes)), float)
+    item = next((each.kind for each in about if isinstance(each, Each)), _STRICT[element])
+    item = item | None if element is float else item
     dims = kind.dim_str.split()
     if not any(dim.startswith("*") for dim in dims):
         return Annotated[(_nested(item, len(dims)), *about, AfterValidator(partial(_to_array, element)))]  # type: ignore[valid-type]
@@ -189,7 +179,7 @@ def _array(kind: Any, *about: Any) -> Any:
     return Annotated[Any, PlainValidator(read)]
 
 
-def _to_array(element: str, rows: Any) -> np.ndarray:
+def _to_array(element: type, rows: Any) -> np.ndarray:
     try:
         return np.array(rows, dtype=element)
     except ValueError:
