@@ -1,7 +1,11 @@
-"""How work is run: what options come to and what they refuse, and deadlines that no change of a clock moves."""
+"""How work is run: what options come to and what they refuse, deadlines, and signals."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +13,15 @@ from typing import Any
 import pytest
 
 from toeplens.ground import InputError, execution
-from toeplens.ground.execution import LOGGERS, ClusterOptions, ExecutionOptions, cluster_of, seconds
+from toeplens.ground.execution import (
+    LOGGERS,
+    ClusterOptions,
+    ExecutionOptions,
+    cluster_of,
+    ignored_by_children,
+    seconds,
+    stop_on_signals,
+)
 from toeplens.training.loggers import OPENERS
 
 RAY = {"engine": "ray"}
@@ -101,3 +113,32 @@ def test_a_cluster_that_cannot_be_is_refused(given: dict[str, Any], says: str):
 def test_a_device_is_the_workers_and_not_this_machines(given: dict[str, Any], asked: str, device: str, said: str):
     cluster = ClusterOptions(**RAY, **given)
     assert (cluster.device(asked), cluster.machines(asked)) == (device, said)
+
+
+def handlers() -> list[object]:
+    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_sets_a_flag_and_only_a_second_ctrl_c_raises(number: signal.Signals):
+    before = handlers()
+    with stop_on_signals() as stopped:
+        assert not stopped()
+        os.kill(os.getpid(), number)
+        assert stopped()
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert stopped()
+    assert handlers() == before
+
+
+def test_processes_started_within_it_ignore_ctrl_c_and_here_it_waits():
+    ask = "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('alive')"
+    with stop_on_signals() as stopped:
+        with ignored_by_children():
+            told = subprocess.run([sys.executable, "-S", "-c", ask], capture_output=True, text=True).stdout
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stopped(), "it is not lost"
+    assert told == "alive\n"
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
