@@ -27,9 +27,14 @@ def option(default: Any, help: str, metavar: str | None = "N", panel: str = MEAS
 
 def check_fields(options: Any) -> None:
     """Raise an `InputError` for a field of a dataclass outside its `Limits` or choices."""
-    for name, hint in get_type_hints(type(options), include_extras=True).items():
+    for name, hint in _hints(type(options)).items():
         if any(get_origin(each) in (Annotated, Literal) for each in _members(hint)):
             must_be(name, getattr(options, name), hint)
+
+
+@cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,8 @@ Positive = Annotated[float, Limits(over=0)]
 NotNegative = Annotated[float, Limits(0)]
 Share = Annotated[float, Limits(0, 1)]
 Count = Annotated[int, Limits(1)]
+CountOrZero = Annotated[int, Limits(0)]
+AtLeast2 = Annotated[int, Limits(2)]
 
 
 _ONE: dict[Any, str] = {int: "a whole number", float: "a number", str: "a string", type(None): "None"}

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt64
 
 from toeplens.ground import InputError, choose, invalid
-from toeplens.ground.options import Count, Limits, must_be
+from toeplens.ground.options import Count, Limits, check_fields, must_be
 
 Split = Literal["train", "validation", "test"]  # part of a task's data
 TEST_SHARE = 0.3  # share of all possible sequences that is reserved for the test
@@ -104,6 +104,10 @@ class Task(ABC):
     def options_at(self, length: int) -> dict[str, Any]:
         """The options, except ``length``, that `at_length` changes."""
         return {}
+
+    def __post_init__(self) -> None:
+        """Check the options; raises `InputError`."""
+        check_fields(self)
 
     def at_length(self, length: int) -> Task:
         """The same task with sequences of ``length`` tokens, including padding, to test length extrapolation.
