@@ -17,13 +17,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel
 from tests.builders import full, refusal, refusing
 
 from toeplens.ground import (
     EnvironmentFailure,
     InputError,
-    checked,
     files,
     plain,
     read_json,
@@ -34,7 +32,6 @@ from toeplens.ground import (
     write_json,
 )
 from toeplens.ground.files import FORMAT, environment_failure, finite, make_directory, unzipped
-from toeplens.ground.records import Count, Number, Positive, Share, Text, Truth
 
 OLD = b"what was finished before"
 
@@ -183,23 +180,10 @@ def test_numbers_are_rounded_to_significant_digits(number: float):
     assert math.isnan(rounded({"x": math.nan})["x"])
 
 
-class Row(BaseModel):
-    epoch: Count
-    loss: Number | None
-
-
-class Record(BaseModel):
-    name: Text
-    share: Share
-    seconds: Positive = 0.0
-    flat: Truth = False
-    rows: list[Row] = []
-
-
-def damage(path: Path, content: str | bytes, kind: Any = None) -> str:
+def damage(path: Path, content: str | bytes) -> str:
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(InputError) as caught:
-        read_json(path) if kind is None else checked(kind, read_json(path), path)
+        read_json(path)
     message = str(caught.value)
     assert message.startswith(f"{path} is damaged: ")
     assert "\n" not in message
@@ -249,33 +233,6 @@ def test_what_was_compressed_is_unpacked_up_to_a_size(packed: Callable[[bytes], 
     for content in (packed(b"a" * 11), packed(b"a" * 5000)[:-9], b"a"):
         with pytest.raises(ValueError, match=r"\w"):
             unzipped(content, 10)
-
-
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        ({}, "name is missing."),
-        ([], "it must have named fields, got []."),
-        ({"name": 3, "share": 0.5}, "name must be a valid string, got 3."),
-        ({"name": "a", "share": 1.5}, "share must be less than or equal to 1, got 1.5."),
-        ({"name": "a", "share": True}, "share must be a valid number, got True."),
-        ({"name": "a", "share": 0.5, "seconds": -1}, "seconds must be greater than or equal to 0"),
-        ({"name": "a", "share": 0.5, "rows": [{"epoch": 1}]}, "rows.0.loss is missing."),
-        ({"name": "a", "share": [0] * 10_000}, "share must be a valid number, got [0, 0, 0,"),
-        ({"name": "a", "share": 10**400}, "share must be a valid number, got 1000"),
-    ],
-    ids=range(9),
-)
-def test_a_field_that_a_record_cannot_have_is_named(tmp_path: Path, content: Any, why: str):
-    assert damage(tmp_path / "a.json", json.dumps(content), Record).startswith(why)
-
-
-def test_a_record_is_read_whatever_else_a_later_version_wrote(tmp_path: Path):
-    (tmp_path / "a.json").write_text('{"name": "a", "share": 1, "rows": [{"epoch": 1, "loss": 2}], "later": 1}')
-    assert checked(Record, read_json(tmp_path / "a.json"), "a") == Record(
-        name="a", share=1.0, rows=[Row(epoch=1, loss=2.0)]
-    )
-    assert checked(Record, {"name": "a", "share": 0}, "here").share == 0
 
 
 def test_rows_are_read_line_by_line_and_the_damaged_line_is_named(tmp_path: Path):

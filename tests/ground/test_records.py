@@ -240,6 +240,7 @@ def test_a_record_holds_what_its_annotations_say() -> None:
         ({"places": [1]}, "places must have the size \\[L\\] of the other fields, got \\[1\\]"),
         ({"inner": [{"share": 2, "unknown": 1.0}]}, "inner.0.share must be less than or equal to 1"),
         ({"inner": {}}, "inner must be a list"),
+        ({"inner": [{"share": 10**400, "unknown": 1.0}]}, "inner.0.share must be a valid number, got 1000"),
         ({"named": {"x": 3}}, r"named.x must have named fields, got 3"),
         ({"flag": 1}, "flag must be a valid boolean"),
         ({"flag": False}, "flag: it must be raised"),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
@@ -43,15 +44,19 @@ def print_table(
     and truncates the last column.
     """
     cells = [list(map(_cell, row)) for row in (columns, *rows)]
-    widths = [3 + max(row[place].cell_len for row in cells) for place in range(len(columns))]
+    least = [
+        columns[0],
+        *(max(column.split(), key=cell_len, default="") for column in columns[1:]),
+    ]  # other headers may wrap
+    widths = [max([cell_len(word), *(row[n].cell_len for row in cells[1:])]) for n, word in enumerate(least)]
     groups: list[list[int]] = [list(range(len(columns)))] if brief else []
     room = 0
     for place in range(1, 0 if brief else len(columns)):
-        if not groups or widths[place] > room:
+        if not groups or widths[place] + 3 > room:
             groups.append([0])
-            room = out.width - widths[0] - 1
+            room = out.width - widths[0] - 4
         groups[-1].append(place)
-        room -= widths[place]
+        room -= widths[place] + 3
     for number, group in enumerate(groups, 1):
         table = Table(title=None if title is None or number > 1 else escape(title), expand=brief)
         table.caption = escape(caption) if caption and number == len(groups) else None
@@ -62,6 +67,7 @@ def print_table(
                 no_wrap=brief or place == 0,
                 overflow="ellipsis" if brief else "fold",
                 ratio=1 if last else None,
+                min_width=None if brief else min(widths[place], out.width - 8),
             )
         for row in cells[1:]:
             table.add_row(*(row[place] for place in group))

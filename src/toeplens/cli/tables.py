@@ -69,11 +69,9 @@ def print_claims(entries: Sequence[Entry], *, full: bool = False) -> None:
             print_in_full([(claim.id, dict(zip(heads, row, strict=True)) | about)])
         return
     used = max(len(claim.id) for claim in claims) + sum(len(head) + 3 for head in heads) + 8
-    if out.width - used >= _ROOM:
-        lines = [(claim.id, *row, claim.statement) for claim, row in rows.items()]
-        print_table(None, ["claim", *heads, "statement"], lines, brief=True)
-    else:
-        print_table(None, ["claim", *heads], [(claim.id, *row) for claim, row in rows.items()])
+    stated = out.width - used >= _ROOM
+    lines = [[claim.id, *row, *([claim.statement] * stated)] for claim, row in rows.items()]
+    print_table(None, ["claim", *heads, *(["statement"] * stated)], lines, brief=stated)
     say("Rules and sources: toeplens claims DIR --full")
 
 
@@ -159,8 +157,8 @@ def print_ablation(ablation: HeadAblation, sets: HeadSets | None) -> None:
         title += ", first order" if known else ": first-order estimates, not effects"
     rows = []
     for layer, drops in enumerate(zip(ablation.drops, ablation.low, ablation.high, strict=True), start=1):
-        cells = [[fixed(factor * x, digits) for x in row] for row in drops]
-        rows.append([str(layer), *(f"{x} ({low} to {high})" for x, low, high in zip(*cells, strict=True))])
+        cells = zip(*([fixed(factor * x, digits) for x in row] for row in drops), strict=True)
+        rows.append([str(layer), *(Text.assemble(x, (f" {low}..{high}", "dim")) for x, low, high in cells)])
     print_table(title, ["layer", *(f"head {h + 1}" for h in range(ablation.drops.shape[1]))], rows)
     if ablation.method == "attribution":
         say(ablation.check.words if ablation.check else UNCHECKED)
