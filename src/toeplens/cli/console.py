@@ -44,11 +44,9 @@ def print_table(
     and truncates the last column.
     """
     cells = [list(map(_cell, row)) for row in (columns, *rows)]
-    least = [
-        columns[0],
-        *(max(column.split(), key=cell_len, default="") for column in columns[1:]),
-    ]  # other headers may wrap
-    widths = [max([cell_len(word), *(row[n].cell_len for row in cells[1:])]) for n, word in enumerate(least)]
+    words = [columns[0], *(max(each.split() or [""], key=cell_len) for each in columns[1:])]  # other headers may wrap
+    widths = [max([cell_len(word), *(row[n].cell_len for row in cells[1:])]) for n, word in enumerate(words)]
+    widest = max(1, out.width - widths[0] - 7)
     groups: list[list[int]] = [list(range(len(columns)))] if brief else []
     room = 0
     for place in range(1, 0 if brief else len(columns)):
@@ -61,14 +59,12 @@ def print_table(
         table = Table(title=None if title is None or number > 1 else escape(title), expand=brief)
         table.caption = escape(caption) if caption and number == len(groups) else None
         for place in group:
-            last = brief and place == group[-1]
-            table.add_column(
-                cells[0][place],
-                no_wrap=brief or place == 0,
-                overflow="ellipsis" if brief else "fold",
-                ratio=1 if last else None,
-                min_width=None if brief else min(widths[place], out.width - 8),
-            )
+            if brief:
+                table.add_column(cells[0][place], no_wrap=True, ratio=1 if place == group[-1] else None)
+            elif place == 0:
+                table.add_column(cells[0][place], no_wrap=True, overflow="fold")
+            else:
+                table.add_column(cells[0][place], overflow="fold", min_width=min(widths[place], widest))
         for row in cells[1:]:
             table.add_row(*(row[place] for place in group))
         out.print(table)
