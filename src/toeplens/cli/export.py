@@ -120,7 +120,7 @@ def figures(
     with entered(place, "figures", (FIGURES,)), ProgressBars() as progress:
         write_json(place / FIGURES, {"directory": str(directory), "figures": about})
         draw(panels, kind, tabs=os.cpu_count() or 1, on_done=lambda _: progress("files", next(done), len(panels)))
-    _print(place, about, len(wanted), "figure", as_json)
+    _print(place, about, as_json)
 
 
 def tables(
@@ -149,14 +149,13 @@ def tables(
                 write_text(place / file, writers[ending](table))
                 about.append({"file": file, "table": table.name, "rows": len(table.body)})
         write_json(place / TABLES, {"directory": str(directory), "tables": about})
-    _print(place, about, len(found), "table", as_json)
+    _print(place, about, as_json)
 
 
-def _print(place: Path, about: list[dict[str, Any]], count: int, what: str, as_json: bool) -> None:
+def _print(place: Path, about: list[dict[str, Any]], as_json: bool) -> None:
     from toeplens.cli import console
 
     if as_json:
         console.print_json({"directory": str(place), "files": about})
-        return
-    files, things = (f"{n} {name}{'s' if n != 1 else ''}" for n, name in ((len(about), "file"), (count, what)))
-    console.say(f"{files} of {things}: {place.resolve()}")
+    else:
+        console.say(f"{len(about)} files: {place.resolve()}")

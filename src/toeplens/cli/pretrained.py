@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from toeplens.cli.options import Device, Json, ModelDtype, Pickled, StudyOut, argument, option, with_options
 from toeplens.cli.studies import finish
@@ -35,7 +36,6 @@ def audit(
     """
     from toeplens.cli import audit_output, console
     from toeplens.sources.huggingface.checkpoints import is_there
-    from toeplens.studies.auditing.inputs import read_text
     from toeplens.studies.auditing.study import is_run
 
     if text and tokens:
@@ -55,13 +55,21 @@ def audit(
     if tokens:
         data = tokens[0]
     elif text:
-        data = {each.name: read_text(each) for each in text}
-        if len(data) < len(text):
-            raise InputError("text must not name two files with the same file name.")
+        data = _texts(text)
     if len(model) > 1:
         audit_output.audit_all(model, out, data, options, cluster, as_json=as_json)
     else:
         audit_output.audit_one(model[0], out, data, options, as_json=as_json)
+
+
+def _texts(files: Sequence[Path], key: Literal["name", "stem"] = "name") -> dict[str, str]:
+    """The texts of files, by file name."""
+    from toeplens.studies.auditing.inputs import read_text
+
+    texts = {getattr(each, key): read_text(each) for each in files}
+    if len(texts) < len(files):
+        raise InputError("text must not name two files with the same file name.")
+    return texts
 
 
 def compare(
@@ -170,11 +178,8 @@ def pretrained(
     """
     from toeplens.cli.progress import ProgressBars, interruptible
     from toeplens.papers.positional_symbolic import pretrained as study
-    from toeplens.studies.auditing.inputs import read_text
 
-    texts = {each.stem: read_text(each) for each in text}
-    if len(texts) < len(text):
-        raise InputError("text must not name two files with the same file name.")
+    texts = _texts(text, "stem")
     sizes = {"sequences": sequences, "tokens": tokens, "effect_tokens": effect_tokens, "probe_tokens": probe_tokens}
     options: dict[str, Any] = {"dtype": dtype, "device": device, "seed": seed, **sizes}
     with interruptible(execution) as limits:

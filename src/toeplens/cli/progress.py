@@ -126,9 +126,8 @@ def opening(about: str, specs: Sequence[RunSpec], execution: ExecutionOptions, c
     """The opening line of training: device, total tokens of these runs and the largest one's memory."""
     from toeplens.training import plan_execution
 
-    if cluster.on_ray:  # its machines choose their own devices
-        where = cluster.machines(execution.device)
-    else:
+    where = "a Ray cluster"
+    if not cluster.on_ray:
         precision, width = specs[0].precision, specs[0].model.d_model
         where = plan_execution(execution.device, execution.compile, precision, width).describe()
     tokens, least = sum(spec.tokens for spec in specs), max(spec.memory_at_least for spec in specs)

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from toeplens.cli.options import Device, Json, RunDirectory, argument, changed, option, with_options
 from toeplens.ground import InputError, choose, invalid, read_json
 from toeplens.ground.execution import ClusterOptions, ExecutionOptions
-from toeplens.ground.options import TRAINING
+from toeplens.ground.options import TRAINING, within
 from toeplens.ground.outputs import free
 
 
@@ -165,8 +165,7 @@ def decompose(
     free(page, "decompose")
     depth = opened.spec.model.num_layers
     for number in layer or ():
-        if not 1 <= number <= depth:
-            raise invalid("layer", f"be from 1 to {depth}", number)
+        within("layer", number, 1, depth)
         if split == "input" and number > 1:
             raise invalid("split", f"be 'mean' or 'ablate' for layer {number}", got="'input'")
     layers = [number - 1 for number in layer or ([1] if split == "input" else range(1, depth + 1))]

@@ -171,11 +171,6 @@ class ClusterOptions:
         """The device of a Ray worker: ``auto`` is a GPU if pieces have (part of) one."""
         return ("cuda" if self.gpus else "cpu") if asked == "auto" else asked
 
-    def machines(self, device: str) -> str:
-        """A description of a Ray cluster's machines, without connecting."""
-        amount, what = (self.cpus, "core") if self.device(device) == "cpu" else (self.gpus, "GPU")
-        return f"a cluster's machines: {amount:g} {what}{'s' if amount > 1 else ''} per cell"
-
 
 Workers = int | ClusterOptions | None  # a number of processes on this machine (None: one per core), or options
 
