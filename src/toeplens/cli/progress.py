@@ -8,7 +8,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from toeplens.cli.console import err, say
 from toeplens.ground.execution import ClusterOptions, ExecutionOptions, stop_on_signals
@@ -44,10 +52,13 @@ class ProgressBars:
         lines    False: no lines without a terminal
         """
         self._opening, self._advice, self._lines = opening, advice, lines and not err.is_terminal
-        columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[left]}")
         self._bars = Progress(
             TextColumn("{task.description}", style="bold", markup=False),
-            *columns,
+            BarColumn(20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(compact=True),
             console=err,
             disable=not err.is_terminal,
             get_time=lambda: time.monotonic(),
@@ -74,14 +85,13 @@ class ProgressBars:
         """Update how much is done of a kind of work; ``about`` follows its name on the bar."""
         self._begin()
         if what not in self._tasks:
-            self._tasks[what] = self._bars.add_task(what, total=total, left="")
-        self._bars.update(self._tasks[what], completed=done, total=total, description=f"{what}{about}", left="")
+            self._tasks[what] = self._bars.add_task(what, total=total)
+        self._bars.update(self._tasks[what], completed=done, total=total, description=f"{what}{about}")
         task = next(task for task in self._bars.tasks if task.id == self._tasks[what])
         seconds = task.time_remaining
         if not seconds or done >= total or (task.elapsed or 0.0) < _SURE:
             return
         left = f"about {duration(seconds)} left"
-        self._bars.update(task.id, left=left)
         if what == "heads" and seconds > _TOO_LONG and self._advice:
             say(f"{what}: {left}; {self._advice}", aside=True)
             self._advice = ""
