@@ -34,7 +34,7 @@ from transformers import LlamaConfig, LlamaModel
 from toeplens.engine import ClusterOptions, Event, ExecutionOptions, Job, run_jobs, spread
 from toeplens.engine.remote import Remote
 from toeplens.ground import InputError, write_json
-from toeplens.ground.machine import within
+from toeplens.ground.options import within
 from toeplens.model import Decoder
 from toeplens.model.config import decoder_config
 from toeplens.studies import audit

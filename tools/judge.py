@@ -17,7 +17,7 @@ from typing import Any, get_args
 from recorded import RESULTS, record_of
 from simulated import EFFECTS, Shape, simulate
 
-from toeplens.cli.studies import kind_of
+from toeplens.cli.studies import gather
 from toeplens.ground import read_json, write_json
 from toeplens.papers.deposit import claims_of
 from toeplens.studies import Results, judge
@@ -112,7 +112,7 @@ def simulated(worlds: int) -> dict[str, Any]:
 def judge_again() -> None:
     """Write each record's claims.json."""
     for path in sorted(RESULTS.glob("*/claims.json")):
-        study = kind_of(path.parent)[0].gather(path.parent)
+        study = gather(path.parent)
         write_json(path, {**read_json(path), "claims": [entry.to_dict() for entry in study.entries]})
 
 

@@ -6,8 +6,7 @@ What people use most is here by name, and so are the packages: ``import toeplens
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from toeplens import encodings, engine, ground, hosts, lens, model, nn, report, sources, studies, tasks, training
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from toeplens.studies import Audit, audit
     from toeplens.training import Run, RunSpec, run_spec, train
 
+from toeplens.ground.lazy import lazy
 from toeplens.version import __version__
 
 __all__ = [
@@ -54,29 +54,7 @@ __all__ = [
     "training",
 ]
 
-_HOLDERS = {
-    "encodings": ("PositionalEncoding",),
-    "engine": ("ablate_run", "extrapolate"),
-    "ground": ("EnvironmentFailure", "InputError"),
-    "hosts": (),
-    "lens": ("ablate_heads", "behaviour", "decompose"),
-    "model": ("Decoder", "DecoderConfig", "decoder_config"),
-    "nn": (),
-    "report": (),
-    "sources": (),
-    "studies": ("Audit", "audit"),
-    "tasks": (),
-    "training": ("Run", "RunSpec", "run_spec", "train"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for package, names in _HOLDERS.items():
-        if name == package:
-            return importlib.import_module(f"toeplens.{package}")
-        if name in names:
-            return getattr(importlib.import_module(f"toeplens.{package}"), name)
-    raise AttributeError(f"module 'toeplens' has no attribute {name!r}")
+__getattr__ = lazy(__name__, __file__)
 
 
 def __dir__() -> list[str]:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from tests.cli.command import Toeplens
 from tests.studies.probing.models import TEXT, saved
 
-from toeplens.cli import audit_output
+from toeplens.cli import progress as bars
 from toeplens.report import Page
 from toeplens.studies.auditing import many, open_audit, read_text, study
 
@@ -213,8 +213,8 @@ def test_effects_that_take_long_say_once_what_takes_less(
 ) -> None:
     """270 heads, the first of which take a second each: 270 seconds; at half a second each 135."""
     now = [0.0]
-    monkeypatch.setattr(audit_output, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    with audit_output.AuditProgress("--first 10 does.") as progress:
+    monkeypatch.setattr(bars, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with bars.ProgressBars(advice="--first 10 does.") as progress:
         for done in range(9):
             now[0] = 50 + apart * done
             for what in ("layers", "heads"):

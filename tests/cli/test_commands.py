@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rich.cells import cell_len
 from tests.builders import files
 from tests.cli.command import TINY, Toeplens, changes, in_a_process
+from tests.report.grid.language_state import language_grid
 
 from toeplens import cli, encodings, tasks
+from toeplens.cli import console, tables
 from toeplens.engine import Asked, examples_of, read_ablation
 from toeplens.lens import ablate_heads
 from toeplens.sources import DecoderSource
@@ -119,17 +123,14 @@ def test_a_recorded_scale_does_not_go_over_to_another_encoding(toeplens: Toeplen
     assert scale(recorded, *changes(model__encoding="alibi", model__attention_scale=0.5)) == 0.5
 
 
-def test_an_option_that_a_spec_contradicts_is_refused(toeplens: Toeplens, run: Run, tmp_path: Path):
+def test_options_of_presets_are_refused_with_a_spec(toeplens: Toeplens, run: Run, tmp_path: Path):
     spec = run.directory / "spec.json"
-    contradictions = {"encoding": "nope", "protocol": "released", "task": "zzz", "seed": 7, "scale": "smoke"}
-    for option, wrong in contradictions.items():
-        message = toeplens("train", spec, f"--{option}", str(wrong), "--out", tmp_path / "new").refusal()
-        assert f"got {wrong!r}" in message
-        assert ("its own sizes" if option == "scale" else "change it with --set") in message
+    for option, value in {"encoding": "nope", "protocol": "paper", "task": "zzz", "seed": 7, "scale": "smoke"}.items():
+        message = toeplens("train", spec, f"--{option}", value, "--out", tmp_path / "new").refusal()
+        assert message == f"error: --{option} must not be set with {spec}. Use --set."
         assert not (tmp_path / "new").exists()
-    same = ["--encoding", run.spec.model.encoding, "--task", run.spec.task, "--seed", str(run.spec.seed)]
-    assert toeplens("train", spec, *same, "--out", run.directory.parent, "--json").json()["status"] == "complete"
-    other = ["--encoding", "alibi", "--set", "model.encoding=alibi", "--set", "epochs=1"]
+    assert toeplens("train", spec, "--out", run.directory.parent, "--json").json()["status"] == "complete"
+    other = ["--set", "model.encoding=alibi", "--set", "epochs=1"]
     assert len(toeplens("train", spec, *other, "--out", tmp_path / "new", "--json").json()["metrics"]) == 1
 
 
@@ -184,3 +185,49 @@ def test_a_run_is_taken_apart(toeplens: Toeplens, run: Run, tmp_path: Path):
     assert "L2 H1" not in told.out
     assert (tmp_path / "page.html").exists()
     assert toeplens("decompose", run.directory, "--split", "input", "--json").json()["layers"][0]["layer"] == 0
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console.out, "_width", 80)
+
+
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize("command", ["encodings", "tasks"])
+def test_what_there_is_has_a_line_each_and_all_in_full(toeplens: Toeplens, command: str):
+    names = (encodings if command == "encodings" else tasks).names()
+    answers = [toeplens(command), toeplens(command, "--full")]
+    assert [(answer.code, answer.err) for answer in answers] == [(0, "")] * 2
+    short, full = (answer.out for answer in answers)
+    lines = short.splitlines()
+    assert [sum(f"│ {name} " in line for line in lines) for name in names] == [1] * len(names)
+    assert max(map(cell_len, (*lines, *full.splitlines()))) <= 80
+    assert "…" in short
+    assert "…" not in full
+
+
+@pytest.mark.usefixtures("narrow")
+def test_columns_without_room_go_to_another_table(capsys: pytest.CaptureFixture[str]):
+    columns = ["task", *(f"encoding {n}" for n in range(12))]
+    rows = [["a [bold]長い[/] name\x1b[2J", *(f"{n}.5" for n in range(12))]]
+    console.print_table("Accuracy", columns, rows)
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    lines = [line for line in printed.splitlines() if "│" in line]
+    assert [line.split("│")[1].strip().partition(" name")[0] for line in lines] == ["a [bold]長い[/]"] * len(lines)
+    assert [cell.strip() for line in lines for cell in line.split("│")[2:-1]] == rows[0][1:]
+    assert max(map(cell_len, printed.splitlines())) <= 80
+    console.print_table("Accuracy", columns[:3], [row[:3] for row in rows])
+    assert capsys.readouterr().out.count("a [bold]") == 1
+
+
+def test_language_models_are_told_by_their_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = language_grid(tmp_path)
+    tables.print_study(state, tmp_path / "report.html", as_json=False)
+    told = capsys.readouterr().out
+    assert "1.655–1.661" in told
+    assert "n-gram baselines by context length: 4.644 (context 0)" in told
+    assert "accuracy" not in told
+    tables.print_study(state, tmp_path / "report.html", as_json=True)
+    (row, *_) = json.loads(capsys.readouterr().out)["language"]
+    assert (row["label"], row["task"], row["bits"]) == ("fire", "language", pytest.approx(1.651, abs=1e-3))

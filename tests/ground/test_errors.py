@@ -67,8 +67,8 @@ class Many(BaseModel, extra="forbid"):
 @pytest.mark.parametrize(
     ("kind", "fields", "says"),
     [
-        (Outer, {"needed": 2, "rate": -1, "rat": 1}, "rate must be greater than or equal to 0, got -1."),
-        (Outer, {"needed": 2, "inner": {"width": 0}}, "inner.width must be greater than or equal to 1, got 0."),
+        (Outer, {"needed": 2, "rate": -1, "rat": 1}, "rate must be at least 0, got -1."),
+        (Outer, {"needed": 2, "inner": {"width": 0}}, "inner.width must be at least 1, got 0."),
         (Outer, {"rate": 0.5}, "needed is missing."),
         (Outer, {"needed": 3}, "needed must be even, got 3."),
         (Many, {"outer": 1}, "outer is not a field; did you mean 'outers'? Fields: outers, two."),

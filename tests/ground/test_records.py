@@ -24,8 +24,7 @@ import toeplens.studies.auditing
 import toeplens.studies.decomposition
 import toeplens.studies.grid
 from toeplens.ground import InputError
-from toeplens.ground.reading import Count, Share
-from toeplens.ground.records import Dims, Each, MaybeNaN, Record
+from toeplens.ground.records import Count, Dims, Each, MaybeNaN, Record, Share
 
 MODULES = (  # imported for the records in them
     toeplens.engine,
@@ -234,13 +233,14 @@ def test_a_record_holds_what_its_annotations_say() -> None:
         ({"a": [[1, True], [3, 4]]}, "a.0.1 must be a valid number"),
         ({"a": [[1, float("inf")], [3, 4]]}, "a.0.1 must be a finite number"),
         ({"a": [1, 2]}, "a.0 must be a list"),
-        ({"b": [[[0, 1, 2]], [[0, 0, 0]]]}, "b.0.0.2 must be less than or equal to 1"),
+        ({"b": [[[0, 1, 2]], [[0, 0, 0]]]}, "b.0.0.2 must be at most 1"),
         ({"b": [[[0, 1]], [[0, 0]]]}, "b must have the size \\[\\*P L\\+1\\] of the other fields, got \\[2, 1, 2\\]"),
         ({"whole": [1.5, 2]}, "whole.0 must be a valid integer"),
         ({"whole": [1]}, "whole must have the size \\[L\\] of the other fields, got \\[1\\]"),
         ({"places": [1]}, "places must have the size \\[L\\] of the other fields, got \\[1\\]"),
-        ({"inner": [{"share": 2, "unknown": 1.0}]}, "inner.0.share must be less than or equal to 1"),
+        ({"inner": [{"share": 2, "unknown": 1.0}]}, "inner.0.share must be at most 1"),
         ({"inner": {}}, "inner must be a list"),
+        ({"inner": [{"share": 10**400, "unknown": 1.0}]}, "inner.0.share must be a valid number, got 1000"),
         ({"named": {"x": 3}}, r"named.x must have named fields, got 3"),
         ({"flag": 1}, "flag must be a valid boolean"),
         ({"flag": False}, "flag: it must be raised"),

@@ -415,10 +415,10 @@ def test_layers_have_encodings_of_their_own_where_the_encoding_says_so() -> None
 REFUSED = [
     ({"d_model": 18, "num_heads": 4}, "d_model must be divisible by num_heads (4), got 18."),
     ({"d_model": 6, "num_heads": 2}, "head_dim must be even and at least 2"),
-    ({"num_layers": 0}, "num_layers must be greater than or equal to 1, got 0."),
+    ({"num_layers": 0}, "num_layers must be at least 1, got 0."),
     ({"dropout": 1.0}, "dropout must be less than 1, got 1.0."),
     ({"dropout_on": ("everywhere",)}, "dropout_on.0 must be 'weights', 'attention', "),
-    ({"attention_scale": 0.0}, "attention_scale must be greater than 0, got 0.0."),
+    ({"attention_scale": 0.0}, "attention_scale must be over 0, got 0.0."),
     ({"readout": "first"}, "readout must be 'last', 'mean', 'masked-mean' or 'each', got 'first'."),
     ({"encoding": "roep"}, "encoding must be one of alibi, "),
     (

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from toeplens.cli.studies import kind_of
+from toeplens.cli.studies import gather
 from toeplens.engine.language import Bits
 from toeplens.ground import InputError, read_json, write_json
 from toeplens.papers.deposit import accuracy_table
@@ -33,7 +33,7 @@ _states: dict[str, Any] = {}
 
 def state(name: str) -> Any:
     if name not in _states:
-        _states[name] = kind_of(RESULTS / name)[0].gather(RESULTS / name)
+        _states[name] = gather(RESULTS / name)
     return _states[name]
 
 

@@ -12,7 +12,7 @@ from toeplens.tasks import build
 
 REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "addition": [
-        ({"length": 4, "padded": True}, "length must be a whole number of at least 5, got 4."),
+        ({"length": 4, "padded": True}, "length must be at least 5, got 4."),
         ({"min_digits": 6}, "min_digits must be at most 5, which 18 tokens can hold, got 6."),
     ],
     "dyck": [
@@ -34,7 +34,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "mix": [
         ({"min_offset": 5}, "min_offset must be at most max_offset (4), got 5."),
         ({"min_offset": 0, "max_offset": 0}, "max_offset must not be 0 if min_offset is 0."),
-        ({"max_offset": 63}, "length must be a whole number of at least 66, got 64."),
+        ({"max_offset": 63}, "length must be at least 66, got 64."),
     ],
     "recall": [
         ({"queries": 9}, "queries must be at most 8, the number of pairs, got 9."),
@@ -82,7 +82,8 @@ def test_options_that_do_not_fit_are_refused_in_one_sentence(name: str, options:
 
 
 TOO_SHORT: list[tuple[str, dict[str, Any], Any, str]] = [
-    *(("parity", {}, length, "length must be a whole number of at least 1, got ") for length in (0, 8.0, "8")),
+    ("parity", {}, 0, "length must be at least 1, got "),
+    *(("parity", {}, length, "length must be a whole number, got ") for length in (8.0, "8")),
     ("trigger-distance", {"length": 9, "vocab_size": 20, "num_triggers": 3}, 8, "max_distance must be from 1 to 7"),
     ("index", {"length": 10}, 9, "positions must be at most 8"),
     ("sort", {"repeats": False}, 66, "words must be at least 33, the number of items, without repeats, got 32."),

@@ -180,10 +180,10 @@ def test_chance_leaves_the_ignored_label_out():
         ({"betas": (1.0, 0.9)}, "betas must be at least 0 and under 1, got (1.0, 0.9)"),
         ({"evaluations": 4}, "evaluations must be at most 3, the steps of an epoch, got 4."),
         ({"plateau": {"patience": 3}}, "plateau.patience must be less than 3, the evaluations of the run, got 3."),
-        ({"epochs": 0}, "epochs must be greater than or equal to 1, got 0."),
+        ({"epochs": 0}, "epochs must be at least 1, got 0."),
         ({"lr": float("inf")}, "lr must be a finite number, got inf."),
-        ({"seed": -1}, "seed must be greater than or equal to 0, got -1."),
-        ({"epochs": 10**5000}, "epochs must be less than or equal to 1000000000, got a value of type int"),
+        ({"seed": -1}, "seed must be at least 0, got -1."),
+        ({"epochs": 10**5000}, "epochs must be at most 1000000000, got a value of type int"),
         (
             {"model": MODEL | {"encoding_options": {"a": [{"b": float("-inf")}]}}},
             "model.encoding_options.a must be serializable as JSON",

@@ -1,19 +1,18 @@
-"""How the command line prints: lines, JSON, tables, bars."""
+"""How the command line prints: lines, JSON, tables."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.markup import escape, render
+from rich.markup import escape
 from rich.padding import Padding
-from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from toeplens.ground.files import finite
 
@@ -31,61 +30,63 @@ def say(text: str, *, aside: bool = False) -> None:
     (err if aside else out).print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def table(title: str | None, *columns: str, rows: Iterable[Iterable[str | None]] = ()) -> Table:
-    """A table whose first column is never wrapped and whose long words wrap."""
-    made = Table(title=title)
-    for index, column in enumerate(columns):
-        made.add_column(column, overflow="fold", no_wrap=index == 0)
-    for row in rows:
-        made.add_row(*row)
-    return made
+def print_table(
+    title: str | None,
+    columns: Sequence[str],
+    rows: Iterable[Iterable[str | Text]],
+    *,
+    caption: str = "",
+    brief: bool = False,
+) -> None:
+    """Print cells of plain or styled text: as one table, or as several if the terminal is too narrow.
 
-
-def brief(*columns: str) -> Table:
-    """A table with one line per row, as wide as the terminal; the last column is truncated."""
-    made = Table(expand=True)
-    for column in columns[:-1]:
-        made.add_column(column, no_wrap=True)
-    made.add_column(columns[-1], no_wrap=True, overflow="ellipsis", ratio=1)
-    return made
-
-
-def fitted(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Table]:
-    """One table, or several if the terminal is too narrow; each repeats the first column."""
-    widths = [3 + max(cell_len(render(row[place]).plain) for row in (columns, *rows)) for place in range(len(columns))]
-    groups: list[list[int]] = []
+    Each of several tables repeats the first column. ``brief`` instead prints one line per row, as wide as the terminal,
+    and truncates the last column.
+    """
+    cells = [list(map(_cell, row)) for row in (columns, *rows)]
+    words = [columns[0], *(max(each.split() or [""], key=cell_len) for each in columns[1:])]  # other headers may wrap
+    widths = [max([cell_len(word), *(row[n].cell_len for row in cells[1:])]) for n, word in enumerate(words)]
+    widest = max(1, out.width - widths[0] - 7)
+    groups: list[list[int]] = [list(range(len(columns)))] if brief else []
     room = 0
-    for place in range(1, len(columns)):
-        if not groups or widths[place] > room:
+    for place in range(1, 0 if brief else len(columns)):
+        if not groups or widths[place] + 3 > room:
             groups.append([0])
-            room = out.width - widths[0] - 1
+            room = out.width - widths[0] - 4
         groups[-1].append(place)
-        room -= widths[place]
-    tables = []
-    for group in groups:
-        cells = [[row[place] for place in group] for row in (columns, *rows)]
-        tables.append(table(None if tables else title, *cells[0], rows=cells[1:]))
-    return tables
+        room -= widths[place] + 3
+    for number, group in enumerate(groups, 1):
+        table = Table(title=None if title is None or number > 1 else escape(title), expand=brief)
+        table.caption = escape(caption) if caption and number == len(groups) else None
+        for place in group:
+            if brief:
+                table.add_column(cells[0][place], no_wrap=True, ratio=1 if place == group[-1] else None)
+            elif place == 0:
+                table.add_column(cells[0][place], no_wrap=True, overflow="fold")
+            else:
+                table.add_column(cells[0][place], overflow="fold", min_width=min(widths[place], widest))
+        for row in cells[1:]:
+            table.add_row(*(row[place] for place in group))
+        out.print(table)
 
 
-def print_in_full(entries: Iterable[tuple[str, dict[str, str]]]) -> None:
+def _cell(content: str | Text) -> Text:
+    """Plain text with control characters escaped; styled text as it is."""
+    if isinstance(content, Text):
+        return content
+    return Text("".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in content))
+
+
+def print_in_full(entries: Iterable[tuple[str, Mapping[str, str | Text]]]) -> None:
     """Print each entry's name and, below it, its facts."""
     for name, facts in entries:
-        out.print(f"[bold]{escape(name)}[/]")
+        out.print(Text(name, "bold"))
         grid = Table.grid(padding=(0, 2, 0, 0))
         grid.add_column(no_wrap=True, style="dim")
         grid.add_column(overflow="fold")
         for fact, text in facts.items():
-            grid.add_row(fact, text)
+            grid.add_row(fact, _cell(text))
         out.print(Padding(grid, (0, 0, 0, 2)))
-
-
-@contextmanager
-def bar(doing: str, total: int) -> Iterator[Callable[[], None]]:
-    """A progress bar on standard error, if it is a terminal; call the result to advance by one."""
-    with Progress(console=err, disable=not err.is_terminal, transient=True) as progress:
-        task = progress.add_task(doing, total=total)
-        yield lambda: progress.advance(task)
 
 
 def print_page(page: Path, *, as_json: bool, **more: Any) -> None:

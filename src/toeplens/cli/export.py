@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from toeplens.cli.options import Json, Recorded, argument, option
-from toeplens.cli.studies import page_in
+from toeplens.cli.studies import gather, page_in
 from toeplens.ground import InputError, choose, invalid, write_json, write_text
 from toeplens.ground.outputs import entered
 from toeplens.version import __version__
@@ -31,41 +30,35 @@ def cite(
     from toeplens.papers.positional_symbolic import PAPER as SYMBOLIC
 
     program = Citation(TITLE, (f"{{{AUTHORS}}}",), f"{TITLE}: {ABOUT}", version=__version__, license=LICENSE)
-    works = {"program": [program], "papers": [DEPOSIT, SYMBOLIC]}
-    known = {work.arxiv for work in works["papers"]}
+    papers = [DEPOSIT, SYMBOLIC]
     cited = {name: encodings.get(name).citation for name in ([] if directory is None else _encodings(directory))}
     new: dict[str, Citation] = {}  # a paper of several encodings is one entry
-    for work in chain.from_iterable(citations_of(text, name) for name, text in cited.items()):
-        if work.arxiv not in known:
+    for work in itertools.chain.from_iterable(citations_of(text, name) for name, text in cited.items()):
+        if work.arxiv not in [paper.arxiv for paper in papers]:
             new.setdefault(work.arxiv or work.key, work)
-    works["encodings"] = list(new.values())
+    works = {"program": [program], "papers": papers, "encodings": list(new.values())}
     if as_json:
-        told = {
-            kind: [{"key": work.key, "words": work.text(), "bibtex": work.bibtex()} for work in found]
-            for kind, found in works.items()
-        }
-        console.print_json(told)
+        console.print_json(
+            {
+                kind: [{"key": work.key, "words": work.text(), "bibtex": work.bibtex()} for work in found]
+                for kind, found in works.items()
+            }
+        )
     elif bibtex:
         console.say("\n\n".join(work.bibtex() for found in works.values() for work in found))
         if not all(work.title for work in new.values()):
             console.say("Some entries lack a title; look them up on arXiv by number.", aside=True)
     else:
-        console.say("toeplens:")
-        console.say(f"  {program.text()}")
-        console.say("the papers that it reproduces:")
-        for work in works["papers"]:
-            console.say(f"  {work.text()}")
+        lines = ["toeplens:", f"  {program.text()}", "the papers that it reproduces:"]
+        lines += [f"  {paper.text()}" for paper in papers]
         if cited:
-            console.say(f"the encodings in {directory}:")
-        for name, text in cited.items():
-            console.say(f"  {name}: {text}")
-        console.say("as BibTeX: toeplens cite --bibtex")
+            lines += [f"the encodings in {directory}:", *(f"  {name}: {text}" for name, text in cited.items())]
+        console.say("\n".join([*lines, "as BibTeX: toeplens cite --bibtex"]))
 
 
 def _encodings(directory: Path) -> list[str]:
     """The encodings of a run's or a study's models, each once, in order."""
     from toeplens import encodings
-    from toeplens.cli.studies import kind_of
     from toeplens.papers import deposit, mathematics
     from toeplens.studies import grid
     from toeplens.training import Run
@@ -73,7 +66,7 @@ def _encodings(directory: Path) -> list[str]:
     specs: list[Any] = []  # none of a pretrained model's
     if (directory / "spec.json").is_file():
         specs = [Run.open(directory).spec]
-    elif isinstance(state := kind_of(directory)[0].gather(directory), grid.Grid):
+    elif isinstance(state := gather(directory), grid.Grid):
         specs = [cell.job.spec for cell in grid.cells(state.spec)]
     elif isinstance(state, deposit.Reproduction):
         specs = [cell.job.spec for cell in state.plan.cells()]
@@ -101,7 +94,7 @@ def figures(
 
     One file per panel, on white, with a legend.
     """
-    from toeplens.cli import console
+    from toeplens.cli.progress import ProgressBars
     from toeplens.report.exporting import FORMATS, INCHES, draw, printed_caption, printed_panels, programs
 
     kind = choose("format", form, FORMATS)
@@ -123,10 +116,11 @@ def figures(
             panels[place / f"{name}.{kind}"] = panel
             drawn = {"view": panel.view, "group": panel.group, "panel": panel.panel}
             about.append({"file": f"{name}.{kind}", **own, **drawn, "inches": [round(x, 2) for x in panel.inches]})
-    with entered(place, "figures", (FIGURES,)), console.bar("drawing", len(panels)) as step:
+    done = itertools.count(1)
+    with entered(place, "figures", (FIGURES,)), ProgressBars() as progress:
         write_json(place / FIGURES, {"directory": str(directory), "figures": about})
-        draw(panels, kind, tabs=os.cpu_count() or 1, on_done=lambda _: step())
-    _print(place, about, len(wanted), "figure", as_json)
+        draw(panels, kind, tabs=os.cpu_count() or 1, on_done=lambda _: progress("files", next(done), len(panels)))
+    _print(place, about, as_json)
 
 
 def tables(
@@ -141,28 +135,27 @@ def tables(
     """
     from toeplens.report.exporting import csv_of, latex_of, told_apart
 
-    writers: dict[str, tuple[str, Callable[[Any], str]]] = {"csv": ("csv", csv_of), "latex": ("tex", latex_of)}
-    kinds = {**{kind: [kind] for kind in writers}, "both": list(writers)}
-    chosen = kinds[choose("format", form, kinds)]
+    writers = {"csv": csv_of, "tex": latex_of}
+    endings = {"csv": ["csv"], "latex": ["tex"], "both": ["csv", "tex"]}
+    chosen = endings[choose("format", form, endings)]
     found = told_apart(page_in(directory).tables.values())
     if not found:
         raise InputError(f"tables: the report of {directory} has no tables.")
     place, about = directory / "tables" if out is None else out, []
     with entered(place, "tables", (TABLES,)):
         for table in found:
-            for ending, write in (writers[kind] for kind in chosen):
+            for ending in chosen:
                 file = f"{table.file}.{ending}"
-                write_text(place / file, write(table))
+                write_text(place / file, writers[ending](table))
                 about.append({"file": file, "table": table.name, "rows": len(table.body)})
         write_json(place / TABLES, {"directory": str(directory), "tables": about})
-    _print(place, about, len(found), "table", as_json)
+    _print(place, about, as_json)
 
 
-def _print(place: Path, about: list[dict[str, Any]], count: int, what: str, as_json: bool) -> None:
+def _print(place: Path, about: list[dict[str, Any]], as_json: bool) -> None:
     from toeplens.cli import console
 
     if as_json:
         console.print_json({"directory": str(place), "files": about})
-        return
-    files, things = (f"{n} {name}{'s' if n != 1 else ''}" for n, name in ((len(about), "file"), (count, what)))
-    console.say(f"{files} of {things}: {place.resolve()}")
+    else:
+        console.say(f"{len(about)} files: {place.resolve()}")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-
-from rich.markup import escape
 
 from toeplens.cli.options import Full, Json, argument, changed, option
 from toeplens.ground import InputError, choose
 from toeplens.ground.outputs import free
+
+_Columns = dict[str, Callable[[dict[str, Any]], str]]  # header: text of a row
 
 
 def list_encodings(full: Full = False, as_json: Json = False) -> None:
@@ -19,24 +19,23 @@ def list_encodings(full: Full = False, as_json: Json = False) -> None:
     from toeplens import encodings
     from toeplens.cli.console import say
 
-    rows = []
     for name, why in encodings.unusable().items():
         say(f"{name}: {why}", aside=True)
+    rows = []
     for name in encodings.names():
         kind = encodings.get(name)
         facts = {field: getattr(kind, field) for field in ("coupling", "also_couples", "toeplitz", "data_dependent")}
         facts["scale"] = {0: "1", 1: "1/sqrt(d)"}.get(kind.scale_terms, f"1/sqrt({kind.scale_terms}d)")
-        facts |= {"formula": kind.formula, "options": _defaults(encodings.options(name)), "citation": kind.citation}
-        told = {
-            "acts on": ", ".join((kind.coupling, *kind.also_couples)),
-            "Toeplitz": "yes" if kind.toeplitz else "no",
-            "content": "yes" if kind.data_dependent else "no",
-            "scale": facts["scale"],
-            "options (defaults)": _options(facts["options"]),
-            "citation": kind.citation,
-        }
-        rows.append(({"name": name, **facts}, told))
-    _print(rows, full, as_json, "encoding", "acts on", "Toeplitz", "content", "citation")
+        rows.append({"name": name, **facts, "formula": kind.formula, **_options(encodings.options(name))})
+        rows[-1]["citation"] = kind.citation
+    columns: _Columns = {
+        "encoding": lambda row: row["name"],
+        "acts on": lambda row: ", ".join((row["coupling"], *row["also_couples"])),
+        "Toeplitz": lambda row: "yes" if row["toeplitz"] else "no",
+        "content": lambda row: "yes" if row["data_dependent"] else "no",
+        "citation": lambda row: row["citation"],
+    }
+    _print(rows, columns, {"scale": lambda row: row["scale"]}, full, as_json)
 
 
 def card(
@@ -54,6 +53,7 @@ def card(
     """
     from toeplens import encodings, report
     from toeplens.cli import console
+    from toeplens.cli.progress import ProgressBars
     from toeplens.studies.card import make_card
 
     if name is None and set_:
@@ -68,10 +68,10 @@ def card(
     else:
         free(out, "card")
     cards = []
-    with console.bar("measuring", len(names)) as step:
+    with ProgressBars() as progress:
         for each in names:
             cards.append(make_card(each, length=length, **options))
-            step()
+            progress("cards", len(cards), len(names))
     page = report.write_card(cards[0], out) if name is not None else report.write_cards(cards, out)
     console.print_page(page, as_json=as_json, cards=[made.to_dict() for made in cards])
 
@@ -82,40 +82,35 @@ def list_tasks(full: Full = False, as_json: Json = False) -> None:
 
     rows = []
     for name in tasks.names():
-        kind, chance = tasks.get(name), tasks.build(name).chance()
-        options, about = _defaults(tasks.options(name)), inspect.getdoc(kind) or ""
-        told = {
-            "answer depends on": kind.answer,
-            "chance": f"{chance:.4f}",
-            "about": " ".join(about.split("\n\n")[0].split()),
-            "options (defaults)": _options(options),
-        }
-        row = {"name": name, "answer": kind.answer, "chance": chance, "options": options, "about": about}
-        rows.append((row, told))
-    _print(rows, full, as_json, "task", "answer depends on", "chance", "about")
+        kind = tasks.get(name)
+        facts = {"name": name, "answer": kind.answer, "chance": tasks.build(name).chance()}
+        rows.append({**facts, **_options(tasks.options(name)), "about": inspect.getdoc(kind) or ""})
+    columns: _Columns = {
+        "task": lambda row: row["name"],
+        "answer depends on": lambda row: row["answer"],
+        "chance": lambda row: f"{row['chance']:.4f}",
+        "about": lambda row: " ".join(row["about"].split("\n\n")[0].split()),
+    }
+    _print(rows, columns, {}, full, as_json)
 
 
-def _print(rows: list[tuple[dict[str, Any], dict[str, str]]], full: bool, as_json: bool, *columns: str) -> None:
-    """Print rows as JSON, or all facts about each, or those of the columns on one line; the first is the name."""
+def _options(parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    return {
+        "options": {name: None if each.default is each.empty else each.default for name, each in parameters.items()}
+    }
+
+
+def _print(rows: list[dict[str, Any]], columns: _Columns, more: _Columns, full: bool, as_json: bool) -> None:
+    """Print rows as JSON, as a table, or (``full``) with more facts and the options."""
     from toeplens.cli import console
 
     if as_json:
-        console.print_json([row for row, _ in rows])
-        return
-    entries = [(row["name"], {fact: escape(text) for fact, text in told.items()}) for row, told in rows]
-    if full:
-        console.print_in_full(entries)
-        return
-    table = console.brief(*columns)
-    for name, facts in entries:
-        table.add_row(name, *(facts[fact] for fact in columns[1:]))
-    console.out.print(table)
-    console.say("Use --full for options and full texts.")
-
-
-def _options(options: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in options.items()) or "none"
-
-
-def _defaults(parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-    return {name: None if each.default is each.empty else each.default for name, each in parameters.items()}
+        console.print_json(rows)
+    elif full:
+        more = more | {"options": lambda row: ", ".join(f"{n}={x}" for n, x in row["options"].items()) or "none"}
+        facts = dict(list(columns.items())[1:]) | more
+        console.print_in_full((row["name"], {fact: text(row) for fact, text in facts.items()}) for row in rows)
+    else:
+        cells = [[text(row) for text in columns.values()] for row in rows]
+        console.print_table(None, list(columns), cells, brief=True)
+        console.say("Use --full for options and full texts.")

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -18,7 +19,6 @@ from toeplens.ground import InputError, invalid
 from toeplens.ground.execution import ExecutionOptions
 from toeplens.studies.kit.options import AuditOptions
 
-_DIGITS = 300  # of an integer that a spec's file can be read back with
 _LONGEST_PATH, _LONGEST_NAME = 4095, 255  # bytes, as Linux has them
 
 
@@ -138,7 +138,7 @@ class Command(TyperCommand):
 
 def changed(content: dict[str, Any], changes: list[str]) -> dict[str, Any]:
     """A spec with ``path=value`` changes. A new encoding or protocol also changes the switches that depend on it."""
-    content = json.loads(json.dumps(content))
+    content = deepcopy(content)
     for change in changes:
         path, equals, text = change.partition("=")
         if not equals or not path:
@@ -149,23 +149,10 @@ def changed(content: dict[str, Any], changes: list[str]) -> dict[str, Any]:
             place = place.setdefault(name, {})
             if not isinstance(place, dict):
                 raise InputError(f"set: {name} has no fields, so {path} cannot be set.")
-        place[last] = _value(path, text)
+        try:
+            place[last] = json.loads(text)
+        except json.JSONDecodeError:
+            place[last] = text
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"set: the value of {path} is too large ({error}).") from None
     return content
-
-
-def _value(path: str, text: str) -> Any:
-    """A JSON value, or the text itself if it is not JSON."""
-
-    def integer(digits: str) -> int:
-        if len(digits) > _DIGITS:
-            raise ValueError(f"an integer of {len(digits)} digits")
-        return int(digits)
-
-    try:
-        value = json.loads(text, parse_int=integer)
-        json.dumps(value)
-    except json.JSONDecodeError:
-        return text
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"set: the value of {path} is too large ({error}).") from None
-    return value

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from toeplens.cli.options import Device, Json, ModelDtype, Pickled, StudyOut, argument, option, with_options
+from toeplens.cli.studies import finish
 from toeplens.ground import InputError, invalid
 from toeplens.ground.execution import ClusterOptions, ExecutionOptions
 from toeplens.ground.options import MEASURE
@@ -34,7 +36,6 @@ def audit(
     """
     from toeplens.cli import audit_output, console
     from toeplens.sources.huggingface.checkpoints import is_there
-    from toeplens.studies.auditing.inputs import read_text
     from toeplens.studies.auditing.study import is_run
 
     if text and tokens:
@@ -54,13 +55,21 @@ def audit(
     if tokens:
         data = tokens[0]
     elif text:
-        data = {each.name: read_text(each) for each in text}
-        if len(data) < len(text):
-            raise InputError("text must not name two files with the same file name.")
+        data = _texts(text)
     if len(model) > 1:
         audit_output.audit_all(model, out, data, options, cluster, as_json=as_json)
     else:
         audit_output.audit_one(model[0], out, data, options, as_json=as_json)
+
+
+def _texts(files: Sequence[Path], key: Literal["name", "stem"] = "name") -> dict[str, str]:
+    """The texts of files, by file name."""
+    from toeplens.studies.auditing.inputs import read_text
+
+    texts = {getattr(each, key): read_text(each) for each in files}
+    if len(texts) < len(files):
+        raise InputError("text must not name two files with the same file name.")
+    return texts
 
 
 def compare(
@@ -117,6 +126,7 @@ def probe(
     Also reports loss by position. Give --change to compare with interventions.
     """
     from toeplens.cli import audit_output, console
+    from toeplens.cli.progress import ProgressBars
     from toeplens.report import write_report
     from toeplens.sources.huggingface.load import called_of, open_model
     from toeplens.studies import probing
@@ -132,7 +142,7 @@ def probe(
         data = read_tokens(tokens)
     else:
         raise InputError("text or tokens must be set, but not both.")
-    with entered(out, "probe", (probing.RECORD,)), audit_output.AuditProgress() as progress:
+    with entered(out, "probe", (probing.RECORD,)), ProgressBars() as progress:
         must_be_of(out / probing.RECORD, called_of(model), "probe")
         loaded = open_model(model, dtype=dtype, device=device, pickled=pickled)  # type: ignore[arg-type]
         loaded.check_decoder("a probe")
@@ -143,7 +153,7 @@ def probe(
     if as_json:
         console.print_json({**found.to_dict(), "page": str(page)})
         return
-    console.out.print(audit_output.probe_table(found))
+    audit_output.print_probe(found)
     console.say(f"page: {page}")
 
 
@@ -167,22 +177,14 @@ def pretrained(
 
     Compares heads, frequencies and retrieval with random-weight baselines.
     """
-    from toeplens.cli import tables
-    from toeplens.cli.audit_output import AuditProgress
-    from toeplens.cli.progress import interruptible
+    from toeplens.cli.progress import ProgressBars, interruptible
     from toeplens.papers.positional_symbolic import pretrained as study
-    from toeplens.papers.positional_symbolic.pretrained.page import pretrained_page
-    from toeplens.report.kit.page import write_report
-    from toeplens.studies.auditing.inputs import read_text
 
-    texts = {each.stem: read_text(each) for each in text}
-    if len(texts) < len(text):
-        raise InputError("text must not name two files with the same file name.")
-    progress = AuditProgress()
+    texts = _texts(text, "stem")
     sizes = {"sequences": sequences, "tokens": tokens, "effect_tokens": effect_tokens, "probe_tokens": probe_tokens}
-    options: dict[str, Any] = {"dtype": dtype, "device": device, "seed": seed, "on_progress": progress, **sizes}
-    options["on_piece"] = lambda name, at, count: progress.finish(f"[{at}/{count}] {name}")
+    options: dict[str, Any] = {"dtype": dtype, "device": device, "seed": seed, **sizes}
     with interruptible(execution) as limits:
-        with progress:
-            state = study.examine(model, texts, out, **options, limits=limits)
-        tables.print_study(state, write_report(state.directory, pretrained_page(state)), as_json=as_json)
+        with ProgressBars() as progress:
+            options["on_piece"] = lambda name, at, count: progress.finish(f"[{at}/{count}] {name}")
+            state = study.examine(model, texts, out, **options, limits=limits, on_progress=progress)
+        finish(state, as_json=as_json)

@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 from toeplens.cli.options import Device, Json, RunDirectory, argument, changed, option, with_options
 from toeplens.ground import InputError, choose, invalid, read_json
-from toeplens.ground.execution import ExecutionOptions
-from toeplens.ground.options import TRAINING
+from toeplens.ground.execution import ClusterOptions, ExecutionOptions
+from toeplens.ground.options import TRAINING, within
 from toeplens.ground.outputs import free
 
 
@@ -32,7 +32,7 @@ def train_run(
 ) -> None:
     """Train one model, or resume an interrupted run."""
     from toeplens.cli import console
-    from toeplens.cli.progress import RunProgress, interruptible
+    from toeplens.cli.progress import ProgressBars, interruptible, opening
     from toeplens.training import told, train
     from toeplens.training.loggers import loggers_named, must_be_installed
     from toeplens.training.run import WATCHED
@@ -40,7 +40,13 @@ def train_run(
     given = {"scale": scale, "protocol": protocol, "task": task, "encoding": encoding, "seed": seed}
     wanted = _spec(spec, {name: value for name, value in given.items() if value is not None}, set_ or [])
     must_be_installed(execution.follow)
-    progress, watcher = RunProgress(wanted, execution), None
+    about = f"{wanted.task}, {wanted.model.encoding}, {wanted.model.protocol} protocol"
+    progress, watcher = ProgressBars(opening(about, [wanted], execution, ClusterOptions()), lines=False), None
+
+    def on_progress(step: int, total: int, row: dict[str, Any] | None) -> None:
+        accuracy = None if row is None else row["test_accuracy"]  # None where no example counted
+        progress(wanted.name, step, total, "" if accuracy is None else f"  test accuracy {accuracy:.3f}")
+
     if watch:
         from toeplens.engine import HeadWatch
 
@@ -48,7 +54,7 @@ def train_run(
     with interruptible(execution) as execution:
         with progress:
             loggers = loggers_named(execution.follow)
-            run = train(wanted, out, execution, watcher=watcher, loggers=loggers, on_progress=progress)
+            run = train(wanted, out, execution, watcher=watcher, loggers=loggers, on_progress=on_progress)
         if run.status == "complete":
             run.model()  # fails if the weights were deleted or truncated since
         if as_json:
@@ -70,11 +76,12 @@ def train_run(
 
 
 def _spec(file: Path | None, given: dict[str, Any], changes: list[str]) -> Any:
-    """The run's spec: of a file, which the ``given`` options must match, or of a preset; with ``changes``."""
-    from toeplens import encodings
+    """The run's spec: of a file or of a preset with the ``given`` options; with ``changes``."""
     from toeplens.model import scale_left_open
     from toeplens.training import run_spec, starting_spec
 
+    if file is not None and given:
+        raise InputError(f"{next(iter(given))} must not be set with {file}. Use --set.")
     if file is None:
         start = {"scale": "laptop", "protocol": "paper", "task": "trigger-distance", "encoding": "rope", "seed": 42}
         content = starting_spec(**start | given)
@@ -85,18 +92,7 @@ def _spec(file: Path | None, given: dict[str, Any], changes: list[str]) -> Any:
         raise InputError(f"spec: {file} is not a run's spec.")
     if changes and isinstance(content.get("model"), dict):
         content = {**content, "model": scale_left_open(content["model"])}
-    wanted = run_spec(**changed(content, changes))
-    if file is not None:
-        if "scale" in given:
-            raise invalid("scale", f"not be set with {file}, which has its own sizes", given["scale"])
-        if "+" in given.get("encoding", ""):
-            given = {**given, "encoding": encodings.canonical(given["encoding"])}
-        had = {"encoding": wanted.model.encoding, "protocol": wanted.model.protocol, "task": wanted.task}
-        for name, value in given.items():
-            for other in {had[name]} if name in had else {wanted.seed, wanted.data_seed}:
-                if value != other:
-                    raise invalid(name, f"be {other!r} as in {file} (change it with --set)", value)
-    return wanted
+    return run_spec(**changed(content, changes))
 
 
 def ablate(
@@ -124,7 +120,7 @@ def ablate(
     from toeplens import training
     from toeplens.cli import console, tables
     from toeplens.engine import ablate_run, measure_run
-    from toeplens.lens import THRESHOLDS, HeadSets, deposit
+    from toeplens.lens import HeadSets, deposit
 
     chosen: Any = {"examples": examples, "split": choose("split", split, ("test", "train+test"))}
     opened, found = training.Run.open(run), None
@@ -133,29 +129,15 @@ def ablate(
         ablation = ablate_run(opened, **chosen, **how, limits=ExecutionOptions(device=device))
         if sets:
             found = HeadSets.from_dict(measure_run(opened, "sets", **chosen, device=device))
-    if as_json:
-        content = ablation.to_dict()
-        if ablation.metric == "accuracy":
-            content["deposit"] = [asdict(layer) for layer in deposit(ablation)]
-        if found is not None:
-            content["sets"] = found.to_dict()
-        console.print_json(content)
+    if not as_json:
+        tables.print_ablation(ablation, found)
         return
-    console.say(
-        f"intact model: {ablation.metric} {ablation.baseline:.4f} on {ablation.examples} examples, "
-        f"length-only baseline {ablation.chance:.4f}"
-    )
-    for table in tables.ablation_tables(ablation):
-        console.out.print(table)
+    content = ablation.to_dict()
     if ablation.metric == "accuracy":
-        console.say(THRESHOLDS)
+        content["deposit"] = [asdict(layer) for layer in deposit(ablation)]
     if found is not None:
-        console.out.print(tables.sets_table(found))
-        heads = ", ".join(f"L{layer + 1} H{head + 1}" for layer, head in found.sufficient) or "none"
-        console.say(
-            f"{len(found.sufficient)} of {len(found.order)} heads keep {100 * found.keep:.0f}% of the skill "
-            f"when all others are ablated (accuracy {found.kept:.4f}, intact {found.baseline:.4f}): {heads}"
-        )
+        content["sets"] = found.to_dict()
+    console.print_json(content)
 
 
 def decompose(
@@ -183,8 +165,7 @@ def decompose(
     free(page, "decompose")
     depth = opened.spec.model.num_layers
     for number in layer or ():
-        if not 1 <= number <= depth:
-            raise invalid("layer", f"be from 1 to {depth}", number)
+        within("layer", number, 1, depth)
         if split == "input" and number > 1:
             raise invalid("split", f"be 'mean' or 'ablate' for layer {number}", got="'input'")
     layers = [number - 1 for number in layer or ([1] if split == "input" else range(1, depth + 1))]
@@ -192,20 +173,7 @@ def decompose(
         structure = decompose_run(opened, split=split, examples=examples, layers=layers, device=device)  # type: ignore[arg-type]
     report.write_structure(structure, page)
     if not as_json:
-        console.out.print(tables.structure_table(structure))
-        for why in dict.fromkeys(one.why for one in structure.layers if one.why):
-            console.say(f"not decomposed: {why}")
-        for each in tables.decay_tables(structure):
-            console.out.print(each)
-        if structure.origins is None:
-            console.say(f"relevance not computed: {structure.no_origins}")
-        else:
-            console.out.print(tables.origins_table(structure.origins))
-            share, error = tables.per_cent(structure.origins.share), structure.origins.error
-            console.say(
-                f"position: {share}% of the relevance in absolute values (the table averages signed values); "
-                f"the parts sum to the logits within {error:.0e}"
-            )
+        tables.print_structure(structure)
     console.print_page(page, as_json=as_json, **structure.to_dict())
 
 
@@ -228,9 +196,5 @@ def extrapolate_run(
         found = extrapolate(opened, length or None, examples=examples, device=device)
     if as_json:
         console.print_json(found.to_dict())
-        return
-    for each in tables.extrapolation_tables(found):
-        console.out.print(each)
-    for row in found.rows:
-        if row.why:
-            console.say(f"{row.length} tokens: {row.why}")
+    else:
+        tables.print_extrapolation(found)

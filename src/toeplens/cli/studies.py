@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,8 @@ from toeplens.ground.options import MEASURE
 from toeplens.ground.words import listed
 
 if TYPE_CHECKING:
-    from toeplens.report.kit.page import Page
+    from toeplens.report import Page
+    from toeplens.studies.kit.study import State
 
 PARTS = ("core", "others", "partial", "mla", "factors", "factors-back", "ladder", "mechanism")
 OURS = ("canonical", "canonical-smoke", "language", "language-large", "language-smoke")
@@ -48,11 +48,9 @@ def reproduce(
 
     Trains small decoders with many encodings, ablates each head, judges the papers' claims and writes a page.
     """
-    from toeplens.cli import tables
     from toeplens.cli.progress import StudyProgress, interruptible
     from toeplens.model import Protocol
     from toeplens.papers import deposit as study
-    from toeplens.report import write_report
     from toeplens.training.presets import PROTOCOLS
 
     choose("scale", scale, study.SCALES)
@@ -67,12 +65,10 @@ def reproduce(
         about += f" ({fewer})"
     if (asked.protocols, asked.seeds, asked.parts) != (protocols, seeds, parts):
         about += f", including what the study in {out} already has ({asked.seeds} seeds, {listed(asked.parts)})"
-    progress = StudyProgress(jobs, about, execution, cluster)
     with interruptible(execution) as limits:
-        with progress:
-            state = study.reproduce(out, **plan, limits=limits, workers=cluster, on_event=progress)
-        page = write_report(state.directory, state.page())
-        tables.print_study(state, page, tables.accuracy_tables(state.table), as_json=as_json)
+        with StudyProgress(jobs, about, execution, cluster) as progress:
+            state = study.reproduce(out, **plan, limits=limits, workers=cluster, on_event=progress.on_event)
+        finish(state, as_json=as_json)
 
 
 @with_options()
@@ -99,8 +95,6 @@ def study(
 
     Trains each encoding on each task, measures what the heads follow, tests on longer sequences and writes a page.
     """
-    from toeplens import report
-    from toeplens.cli import tables
     from toeplens.cli.progress import StudyProgress, interruptible
     from toeplens.studies import grid
     from toeplens.studies.kit.study import jobs_of
@@ -111,12 +105,12 @@ def study(
     if text:
         wanted = wanted.of_text([str(each) for each in text])
     jobs = jobs_of(grid.cells(wanted))
-    progress = StudyProgress(jobs, f"{len(jobs)} models ({wanted.title})", execution, cluster)
+    about = f"{len(jobs)} models ({wanted.title})"
     place = Path("demo") / spec.stem if out is None else out
     with interruptible(execution) as limits:
-        with progress:
-            state = grid.study(wanted, place, limits=limits, workers=cluster, on_event=progress)
-        tables.print_study(state, report.write_grid(state), tables.matrix_tables(state), as_json=as_json)
+        with StudyProgress(jobs, about, execution, cluster) as progress:
+            state = grid.study(wanted, place, limits=limits, workers=cluster, on_event=progress.on_event)
+        finish(state, as_json=as_json)
 
 
 @with_options()
@@ -133,39 +127,40 @@ def theory(
 
     Judges each statement as published and, where needed, as corrected.
     """
-    from toeplens.cli import console, tables
+    from toeplens.cli import console
     from toeplens.cli.progress import StudyProgress, interruptible
     from toeplens.papers import mathematics
-    from toeplens.papers.mathematics.page import theory_page
-    from toeplens.report.kit.page import write_report
     from toeplens.training import PRESETS
 
     choose("scale", scale, PRESETS)
     jobs = mathematics.jobs(scale, seeds)
     about = f"{len(mathematics.EXPERIMENTS) * seeds} experiments, and {len(jobs)} models at scale {scale}"
-    progress = StudyProgress(jobs, about, execution, cluster)
-    plan: dict[str, Any] = {"scale": scale, "seeds": seeds, "workers": cluster, "on_event": progress}
+    plan: dict[str, Any] = {"scale": scale, "seeds": seeds, "workers": cluster}
     plan["on_record"] = lambda name, seed: console.say(f"{name}, seed {seed}: done", aside=True)
     with interruptible(execution) as limits:
-        with progress:
-            state = mathematics.check_theory(out, **plan, limits=limits)
-        tables.print_study(state, write_report(state.directory, theory_page(state)), as_json=as_json)
+        with StudyProgress(jobs, about, execution, cluster) as progress:
+            state = mathematics.check_theory(out, **plan, limits=limits, on_event=progress.on_event)
+        finish(state, as_json=as_json)
 
 
-def kind_of(directory: Path) -> tuple[type[Any], Callable[[Any], Page]]:
-    """For a directory's study: its kind, and the function that makes its page."""
+def finish(state: State, *, as_json: bool) -> None:
+    """Write a study's page, and print its tables, claims, progress and page; or the same as JSON."""
+    from toeplens.cli import tables
+    from toeplens.report import write_report
+
+    tables.print_study(state, write_report(state.directory, state.page()), as_json=as_json)
+
+
+def gather(directory: Path) -> State:
+    """The state of the study in a directory."""
     from toeplens.papers.deposit import Reproduction
     from toeplens.papers.mathematics import Theory
-    from toeplens.papers.mathematics.page import theory_page
     from toeplens.papers.positional_symbolic.pretrained import Pretrained
-    from toeplens.papers.positional_symbolic.pretrained.page import pretrained_page
-    from toeplens.report.grid.page import grid_page
     from toeplens.studies.grid import Grid
     from toeplens.studies.kit.study import study_in
 
-    pages = {Pretrained: pretrained_page, Theory: theory_page, Grid: grid_page, Reproduction: Reproduction.page}
-    named = {kind.NAME: (kind, page) for kind, page in pages.items()}
-    return named.get(study_in(directory) or "", (Reproduction, Reproduction.page))
+    kinds: dict[str, type[State]] = {kind.NAME: kind for kind in (Reproduction, Pretrained, Theory, Grid)}
+    return kinds.get(study_in(directory) or "", Reproduction).gather(directory)
 
 
 def page_in(directory: Path) -> Page:
@@ -180,18 +175,15 @@ def page_in(directory: Path) -> Page:
     if study_in(directory) is None:
         what = "contains no study, audit, probe or record of one" if directory.exists() else "does not exist"
         raise InputError(f"directory: {directory} {what}.")
-    kind, page = kind_of(directory)
-    return page(kind.gather(directory))
+    return gather(directory).page()
 
 
 def report_page(directory: Recorded, as_json: Json = False) -> None:
     """Rebuild a page from saved results, without measuring again."""
     from toeplens.cli import console
-    from toeplens.report.kit.page import write_report
+    from toeplens.report import write_report
 
-    page = page_in(directory)
-
-    console.print_page(write_report(directory, page), as_json=as_json)
+    console.print_page(write_report(directory, page_in(directory)), as_json=as_json)
 
 
 def claims(
@@ -204,7 +196,7 @@ def claims(
     from toeplens.cli import console, tables
     from toeplens.studies.kit.verdicts import verdict_text
 
-    study = kind_of(directory)[0].gather(directory)
+    study = gather(directory)
     entries = study.entries
     if as_json:
         console.print_json([entry.to_dict() for entry in entries])

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
-from toeplens.cli.console import brief, fitted, out, print_in_full, print_page, say, table
+from toeplens.cli.console import out, print_in_full, print_page, print_table, say
 from toeplens.engine import Extrapolation
-from toeplens.ground.words import fixed, percent, signed, significant
-from toeplens.lens import HeadAblation, HeadSets, deposit
+from toeplens.ground.words import fixed, percent, signed
+from toeplens.lens import THRESHOLDS, HeadAblation, HeadSets, deposit
 from toeplens.lens.ablation import UNCHECKED
-from toeplens.papers.deposit import Row
+from toeplens.papers.deposit import Reproduction, Row
 from toeplens.studies import Entry
-from toeplens.studies.decomposition import Origins, RunStructure
+from toeplens.studies.decomposition import RunStructure
 from toeplens.studies.grid import Grid, language
-from toeplens.studies.grid.language import LanguageRow
 from toeplens.studies.kit.study import State
 from toeplens.studies.kit.verdicts import verdict_text
 
@@ -27,12 +25,6 @@ _EFFECTS = {  # metric: its effect, factor of the unit, decimals
     "accuracy": ("Accuracy drop (percentage points)", 100, 1),
     "loss": ("Loss increase (nats)", 1, 3),
     "kl": ("KL divergence from the intact model (nats)", 1, 3),
-}
-_WAYS = {
-    "zero": "when the head is zero-ablated",
-    "mean": "when the head is mean-ablated",
-    "resample": "when the head is resample-ablated",
-    "position": "when the head's position is ablated",
 }
 _ROOM = 30  # columns needed to print statements
 _COLOURS = {
@@ -47,11 +39,13 @@ _COLOURS = {
 per_cent = partial(percent, sign=False)
 
 
-def print_study(state: State, page: Path, tables: Sequence[Table] = (), *, as_json: bool) -> None:
+def print_study(state: State, page: Path, *, as_json: bool) -> None:
     """Print a study's tables, claims, progress and page; or the same as JSON."""
     if not as_json:
-        for each in tables:
-            out.print(each)
+        if isinstance(state, Reproduction):
+            print_accuracies(state.table)
+        elif isinstance(state, Grid):
+            print_grid(state)
         if state.entries:
             print_claims(state.entries)
         if not state.complete:
@@ -64,32 +58,30 @@ def print_claims(entries: Sequence[Entry], *, full: bool = False) -> None:
     """Print the ledger: one line per claim, one column per protocol; ``full`` adds statement, rule and source."""
     protocols = list(dict.fromkeys(entry.protocol for entry in entries))
     heads = ["verdict" if protocol is None else f"{protocol} protocol" for protocol in protocols]
-    claims = list(dict.fromkeys(entry.claim for entry in entries))
-    pills = {
-        (each.claim.id, each.protocol): f"[{_COLOURS[each.verdict]}]{verdict_text(each.verdict)}[/]" for each in entries
+    verdicts = {
+        (each.claim, each.protocol): Text(verdict_text(each.verdict), _COLOURS[each.verdict]) for each in entries
     }
-    rows = [[pills.get((claim.id, protocol), "–") for protocol in protocols] for claim in claims]
+    claims = dict.fromkeys(entry.claim for entry in entries)
+    rows = {claim: [verdicts.get((claim, protocol), "–") for protocol in protocols] for claim in claims}
     if full:
-        for claim, row in zip(claims, rows, strict=True):
-            about = {name: escape(getattr(claim, name)) for name in ("statement", "rule", "source")}
+        for claim, row in rows.items():
+            about = {name: getattr(claim, name) for name in ("statement", "rule", "source")}
             print_in_full([(claim.id, dict(zip(heads, row, strict=True)) | about)])
         return
     used = max(len(claim.id) for claim in claims) + sum(len(head) + 3 for head in heads) + 8
     stated = out.width - used >= _ROOM
-    made = brief("claim", *heads, "statement") if stated else table(None, "claim", *heads)
-    for claim, row in zip(claims, rows, strict=True):
-        made.add_row(claim.id, *row, *([escape(claim.statement)] if stated else []))
-    out.print(made)
+    lines = [[claim.id, *row, *([claim.statement] * stated)] for claim, row in rows.items()]
+    print_table(None, ["claim", *heads, *(["statement"] * stated)], lines, brief=stated)
     say("Rules and sources: toeplens claims DIR --full")
 
 
-def accuracy_tables(rows: Sequence[Row]) -> list[Table]:
+def print_accuracies(rows: Iterable[Row]) -> None:
     """Accuracy by encoding, the paper's and ours: one table per protocol and task."""
     columns = ("encoding", "paper", "ours", "range over seeds", "largest head drop (points)", "head")
-    tables: dict[tuple[str, str], Table] = {}
+    tables: dict[tuple[str, str], tuple[str, list[tuple[str, ...]]]] = {}
     for row in rows:
-        heading = f"{row.task}, {row.protocol} protocol: test accuracy in % (chance {per_cent(row.chance)})"
-        tables.setdefault((row.protocol, row.task), table(heading, *columns)).add_row(
+        title = f"{row.task}, {row.protocol} protocol: test accuracy in % (chance {per_cent(row.chance)})"
+        cells = (
             row.title,
             fixed(row.paper, 1),
             per_cent(row.accuracy) + (f" ({row.diverged} diverged)" if row.diverged else ""),
@@ -97,109 +89,122 @@ def accuracy_tables(rows: Sequence[Row]) -> list[Table]:
             per_cent(row.largest_drop),
             "–" if row.where is None else row.where.replace("layer ", "L").replace(" head ", " H"),
         )
-    return list(tables.values())
+        tables.setdefault((row.protocol, row.task), (title, []))[1].append(cells)
+    for title, lines in tables.values():
+        print_table(title, columns, lines)
 
 
-def matrix_tables(state: Grid) -> list[Table]:
+def print_grid(state: Grid) -> None:
     """Bits per byte of language models; accuracy by task and encoding otherwise. Scans are only on the page."""
-    columns = [column for column in state.spec.columns() if not column.scan]
-    places = {(row.task, row.label): row for row in state.matrix()}
-    spoken: dict[str, list[LanguageRow]] = {}  # per language task, its measured encodings, best first
-    for row in language.language_rows(state.spec, state.results):
-        spoken.setdefault(row.task, []).append(row)
+    spec, matrix = state.spec, state.matrix()
+    spoken = language.language_rows(spec, state.results)
+    for task in dict.fromkeys(row.task for row in spoken):
+        _print_language(state, task)
+    columns = [column for column in spec.columns() if not column.scan]
+    places = {(row.task, row.label): row for row in matrix}
     lines = []
-    for task in state.spec.tasks:
+    for task in spec.tasks:
         rows = [places.get((task, column.label)) for column in columns]
-        if any(rows) and task not in spoken:
+        if any(rows) and not any(row.task == task for row in spoken):
             guess = max(row.length_chance for row in rows if row)
             scores = ["–" if row is None else per_cent(row.accuracy) + "*" * bool(row.learning) for row in rows]
-            lines.append([escape(state.spec.title_of(task)), per_cent(guess), *scores])
-    heads = ["task", "length-only", *(escape(column.label) for column in columns)]
-    tables = [each for task, rows in spoken.items() for each in _language_tables(state, task, rows)]
+            lines.append([spec.title_of(task), per_cent(guess), *scores])
     if lines or not spoken:
-        tables += fitted("Test accuracy (%), mean over seeds", heads, lines)
-        if any(row.learning for row in state.matrix()):
-            tables[-1].caption = "* some models were still learning when training ended"
-    return tables
+        learning = any(row.learning for row in matrix)
+        caption = "* some models were still learning when training ended" if learning else ""
+        heads = ["task", "length-only", *(column.label for column in columns)]
+        print_table("Test accuracy (%), mean over seeds", heads, lines, caption=caption)
 
 
-def _language_tables(state: Grid, task: str, rows: Sequence[LanguageRow]) -> list[Table]:
-    """Bits per byte, increase on longer texts, needles; n-gram baselines in the caption."""
+def _print_language(state: Grid, task: str) -> None:
+    """Bits per byte, increase on longer texts, needles; n-gram baselines below."""
     long = f"at {language.LONG:g}×"
-    heads = ["encoding", "bits per byte", "over seeds", f"increase {long}", "needles (%)", f"needles {long} (%)"]
-    lines = [
-        [
-            escape(row.title),
+    rows = [
+        (
+            row.title,
             fixed(row.bits, 3),
             f"{fixed(row.lowest, 3)}–{fixed(row.highest, 3)}" if row.seeds > 1 else "one seed",
             signed(row.lost, 3),
             per_cent(row.needle),
             per_cent(row.needle_long),
-        ]
-        for row in rows
+        )
+        for row in language.language_rows(state.spec, state.results)
+        if row.task == task
     ]
-    tables = fitted(
-        f"{escape(state.spec.title_of(task))}: bits per byte at the training length, best first", heads, lines
-    )
+    columns = ["encoding", "bits per byte", "over seeds", f"increase {long}", "needles (%)", f"needles {long} (%)"]
+    print_table(f"{state.spec.title_of(task)}: bits per byte at the training length, best first", columns, rows)
     bits = next(
         cell.measure("bits") for cell in state.results.cells if cell.key.task == task and language.is_language(cell)
     )
-    counted = ", ".join(f"{value:.3f} (context {order})" for order, value in sorted(bits.ngrams.items()))
-    if counted:
-        tables[0].caption = f"n-gram baselines by context length: {counted}"
-    return tables
+    if bits.ngrams:
+        counted = ", ".join(f"{value:.3f} (context {order})" for order, value in sorted(bits.ngrams.items()))
+        say(f"n-gram baselines by context length: {counted}")
 
 
-def ablation_tables(ablation: HeadAblation) -> list[Table]:
-    """Effect of each head with its interval and, for accuracy, each layer's deposit."""
-    heads = ablation.drops.shape[1]
+def print_ablation(ablation: HeadAblation, sets: HeadSets | None) -> None:
+    """Effect of each head with its interval and, for accuracy, each layer's deposit; then the sets of heads."""
+    say(
+        f"intact model: {ablation.metric} {ablation.baseline:.4f} on {ablation.examples} examples, "
+        f"length-only baseline {ablation.chance:.4f}"
+    )
     effect, factor, digits = _EFFECTS[ablation.metric]
-    title, check = f"{effect} {_WAYS[ablation.intervention]}, with 95% interval", ablation.check
+    ablated = "head's position is ablated"
+    if ablation.intervention != "position":
+        ablated = f"head is {ablation.intervention}-ablated"
+    title = f"{effect} when the {ablated}, with 95% interval"
     if ablation.method == "attribution":
-        title += ", first order" if check and check.holds else ": first-order estimates, not effects"
-    lines = []
-    for layer, rows in enumerate(zip(ablation.drops, ablation.low, ablation.high, strict=True), start=1):
-        cells = [[fixed(factor * x, digits) for x in row] for row in rows]
-        lines.append([str(layer), *(f"{x} [dim]{low}..{high}[/]" for x, low, high in zip(*cells, strict=True))])
-    drops = fitted(title, ["layer", *(f"head {h + 1}" for h in range(heads))], lines)
+        known = ablation.check is not None and ablation.check.holds
+        title += ", first order" if known else ": first-order estimates, not effects"
+    rows = []
+    for layer, drops in enumerate(zip(ablation.drops, ablation.low, ablation.high, strict=True), start=1):
+        cells = zip(*([fixed(factor * x, digits) for x in row] for row in drops), strict=True)
+        rows.append([str(layer), *(Text.assemble(x, (f" {low}..{high}", "dim")) for x, low, high in cells)])
+    print_table(title, ["layer", *(f"head {h + 1}" for h in range(ablation.drops.shape[1]))], rows)
     if ablation.method == "attribution":
-        drops[-1].caption = check.words if check else UNCHECKED
-    if ablation.metric != "accuracy":
-        return drops
-    kinds = []
-    for layer, row in enumerate(deposit(ablation), start=1):
-        figures = (row.peak, row.second, row.top_share, row.effective_heads, row.gini)
-        kinds.append([str(layer), row.kind, *map(fixed, figures)])
-    columns = ("layer", "kind", "peak", "second", "top share", "effective heads", "Gini")
-    return [*drops, table("Deposit: how the drops are spread over the heads of a layer", *columns, rows=kinds)]
-
-
-def sets_table(sets: HeadSets) -> Table:
-    """Accuracy against the number of heads ablated in the whole model."""
+        say(ablation.check.words if ablation.check else UNCHECKED)
+    if ablation.metric == "accuracy":
+        columns = ("layer", "kind", "peak", "second", "top share", "effective heads", "Gini")
+        rows = [
+            [str(n), x.kind, *map(fixed, (x.peak, x.second, x.top_share, x.effective_heads, x.gini))]
+            for n, x in enumerate(deposit(ablation), start=1)
+        ]
+        print_table("Deposit: how the drops are spread over the heads of a layer", columns, rows)
+        say(THRESHOLDS)
+    if sets is None:
+        return
     rows = []
     for size in np.flatnonzero(~np.isnan(sets.greedy)):
         row = (sets.greedy[size], sets.importance[size], sets.random[:, size].mean(), sets.random[:, size].min())
         rows.append((str(size), *map(per_cent, row)))
     columns = ("heads ablated", "greedy order", "by single effect", "random, mean", "random, lowest")
-    return table("Accuracy as more heads are ablated (%)", *columns, rows=rows)
+    print_table("Accuracy as more heads are ablated (%)", columns, rows)
+    heads = ", ".join(f"L{layer + 1} H{head + 1}" for layer, head in sets.sufficient) or "none"
+    say(
+        f"{len(sets.sufficient)} of {len(sets.order)} heads keep {100 * sets.keep:.0f}% of the skill "
+        f"when all others are ablated (accuracy {sets.kept:.4f}, intact {sets.baseline:.4f}): {heads}"
+    )
 
 
-def extrapolation_tables(found: Extrapolation) -> list[Table]:
-    """Accuracy by sequence length, with the baselines' accuracy."""
+def print_extrapolation(found: Extrapolation) -> None:
+    """Accuracy by sequence length, with the baselines' accuracy; why a length was not tested."""
     columns = ("tokens", "times training", "accuracy", "95% interval", "chance", "length-only", "best simple rule")
     rows = []
     for row in found.rows:
         figures = ["–"] * 5
-        if row.accuracy is not None and row.low is not None and row.high is not None:
+        if row.accuracy is not None:
             rule, best = max(row.baselines.items(), key=lambda item: item[1])
-            guesses = (per_cent(row.chance or 0.0), per_cent(row.length_chance or 0.0), f"{per_cent(best)} ({rule})")
-            figures = [per_cent(row.accuracy), f"{per_cent(row.low)} to {per_cent(row.high)}", *guesses]
-        rows.append([str(row.length), f"{row.factor:g}", *figures])
-    return fitted(f"Accuracy beyond the training length of {found.trained_length} tokens (%)", columns, rows)
+            interval = f"{per_cent(row.low)} to {per_cent(row.high)}"
+            guesses = (per_cent(row.chance), per_cent(row.length_chance), f"{per_cent(best)} ({rule})")
+            figures = [per_cent(row.accuracy), interval, *guesses]
+        rows.append((str(row.length), f"{row.factor:g}", *figures))
+    print_table(f"Accuracy beyond the training length of {found.trained_length} tokens (%)", columns, rows)
+    for row in found.rows:
+        if row.why:
+            say(f"{row.length} tokens: {row.why}")
 
 
-def structure_table(structure: RunStructure) -> Table:
-    """Each head's kind and shares of logit variance, and how Toeplitz its logits are."""
+def print_structure(structure: RunStructure) -> None:
+    """Each head's kind and shares of logit variance, how Toeplitz its logits are, and the position's relevance."""
     columns = ("head", "kind", "position", "content", "coupled", "Toeplitz share", "explained by distance")
     rows = []
     for layer in structure.layers:
@@ -208,34 +213,11 @@ def structure_table(structure: RunStructure) -> Table:
             if layer.parts is not None:
                 kinds = [layer.parts.named[head], *map(fixed, layer.parts.kinds["softmax"][head])]
             rows.append((f"L{layer.layer + 1} H{head + 1}", *kinds, fixed(share), fixed(explained)))
-    title = "Decomposition of each head's logits (shares of variance, row means removed)"
-    return table(title, *columns, rows=rows)
-
-
-def decay_tables(structure: RunStructure) -> list[Table]:
-    """Best-fitting decay of each head's mean logit with distance, and its kernel's spectrum if known."""
-    columns = ("head", "best form", "R²", "half distance (tokens)", "parameters", "symbol", "eigenvalues")
-    rows = []
-    for layer in structure.layers:
-        for head, decay in enumerate(layer.decays):
-            told = ["–"] * 6
-            if decay is not None:
-                figures = [f"{name} {significant(value)}" for name, value in decay.parameters.items()]
-                told[:4] = [decay.form, fixed(decay.r2, 3), significant(decay.half_distance), ", ".join(figures)]
-            if layer.ends:
-                ends = layer.ends[head]
-                told[4] = f"{significant(ends.symbol_low)} to {significant(ends.symbol_high)}"
-                told[5] = f"{significant(ends.lowest)} to {significant(ends.highest)}"
-            rows.append([f"L{layer.layer + 1} H{head + 1}", *told])
-    title = "Decay of each head's mean logit with distance; range of its position kernel's symbol and eigenvalues"
-    return fitted(title, columns, rows)
-
-
-def origins_table(found: Origins) -> Table:
-    """Relevance: parts of the predicted classes' logits, mean over sequences and in % of the mean logit."""
-    rows = [
-        (name.replace("_", ", "), significant(value), per_cent(value / found.logit if found.logit else None))
-        for name, value in found.parts.items()
-    ]
-    title = f"Relevance of the predicted logits (mean {significant(found.logit)})"
-    return table(title, "part", "logit", "share (%)", rows=rows)
+    print_table("Decomposition of each head's logits (shares of variance, row means removed)", columns, rows)
+    for why in dict.fromkeys(layer.why for layer in structure.layers if layer.why):
+        say(f"not decomposed: {why}")
+    if structure.origins is None:
+        say(f"relevance not computed: {structure.no_origins}")
+    else:
+        share, error = percent(structure.origins.share), structure.origins.error
+        say(f"position: {share} of the relevance, in absolute values; the parts sum to the logits within {error:.0e}")

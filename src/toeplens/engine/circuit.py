@@ -12,8 +12,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from toeplens.ground.reading import Count, Number, Text
-from toeplens.ground.records import AtLeast1, Dims, Record
+from toeplens.ground.records import AtLeast1, Count, Dims, Number, Record, Text
 from toeplens.lens import Batch, ablate_bands, ablate_heads, bootstrap_means
 from toeplens.lens.kit.interventions import examples_answers
 from toeplens.lens.kit.terms import written_out_profile

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 
 from toeplens.ground import InputError
-from toeplens.ground.machine import must_fit, within
-from toeplens.ground.reading import Count, Positive, Share
-from toeplens.ground.records import AtLeast1, Record
+from toeplens.ground.machine import must_fit
+from toeplens.ground.options import within
+from toeplens.ground.records import AtLeast1, Count, Positive, Record, Share
 from toeplens.lens.kit.intervals import wilson
 from toeplens.model import Decoder
 from toeplens.tasks import Examples, Task, trivial_baselines

@@ -11,8 +11,7 @@ from jaxtyping import Float
 
 from toeplens.engine.measures import DataSplit, batches_of, examples_of, trace_of
 from toeplens.ground import InputError, choose, invalid
-from toeplens.ground.reading import Count, Number, Positive, Share
-from toeplens.ground.records import Each, NearlyShare, Record
+from toeplens.ground.records import Count, Each, NearlyShare, Number, Positive, Record, Share
 from toeplens.lens import HeadAblation, behaviour
 from toeplens.lens.ablation import ablate_by, ablate_heads
 from toeplens.lens.gradients import seed_strength

@@ -21,7 +21,8 @@ import torch
 from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, invalid
 from toeplens.ground.errors import first_line
 from toeplens.ground.execution import ClusterOptions, ExecutionOptions, Workers, clocks, cluster_of, ignored_by_children
-from toeplens.ground.machine import cores, out_of_memory, within
+from toeplens.ground.machine import cores, out_of_memory
+from toeplens.ground.options import within
 
 Work = Callable[[Any, ExecutionOptions, Callable[..., None]], Any]  # of a piece; must be importable
 _LOOK = 0.1  # seconds between two checks

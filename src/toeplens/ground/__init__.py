@@ -4,8 +4,17 @@ Nothing here is specific to attention.
 """
 
 from toeplens.ground.errors import EnvironmentFailure, InputError, ToeplensError, choose, invalid, sentence, shown
-from toeplens.ground.files import plain, rounded, write_bytes, write_json, write_text
-from toeplens.ground.reading import checked, parse_json, read_json, read_rows
+from toeplens.ground.files import (
+    checked,
+    parse_json,
+    plain,
+    read_json,
+    read_rows,
+    rounded,
+    write_bytes,
+    write_json,
+    write_text,
+)
 
 __all__ = [
     "EnvironmentFailure",

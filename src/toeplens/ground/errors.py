@@ -46,6 +46,7 @@ _NEEDED = {  # pydantic's types of errors, where its words are not ours
     "too_long": "must have at most {max_length} entries",
     "string_too_short": "must not be empty",
 }
+_RANGES = {"greater than or equal to": "at least", "less than or equal to": "at most", "greater than": "over"}
 Name = TypeVar("Name", bound=str)
 
 
@@ -119,6 +120,8 @@ def sentence(error: ValidationError, of: type[BaseModel] | None = None) -> str:
             "." if there is None else f"{_nearest(place[-1], there)} Fields: {_listed(there)}."
         )
     elif kind in _NEEDED or message.startswith("Input should "):
+        for theirs, ours in _RANGES.items():
+            message = message.replace(theirs, ours)
         must = _NEEDED.get(kind, "must " + re.split(", (?:unable|got)", message.removeprefix("Input should "))[0])
         message = f"{must.format(**first.get('ctx', {}))}, got {shown(first['input'])}."
     else:

@@ -13,10 +13,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Literal
+from typing import Annotated, Literal
 
 from toeplens.ground.errors import choose, invalid
-from toeplens.ground.options import CLUSTER, MACHINE, TRAINING, check_limits, option
+from toeplens.ground.options import (
+    CLUSTER,
+    MACHINE,
+    TRAINING,
+    Limits,
+    check_fields,
+    option,
+)
 
 CompileMode = Literal["auto", "on", "off"]
 LOGGERS = ("tensorboard", "wandb", "mlflow")
@@ -59,8 +66,8 @@ class ExecutionOptions:
     time_budget: str | None = option(None, "Stop after e.g. 90s, 9m or 2h; resumable.", "TIME", MACHINE)
     device: str = option("auto", "auto, cpu, cuda or cuda:N (default: auto).", "NAME", MACHINE)
     compile: str = option("auto", "torch.compile: auto, on or off (default: auto).", "WHEN", TRAINING)
-    stack: int | None = option(
-        None, "Models trained as one batch (default: auto).", panel=TRAINING, limits=(1, MOST_STACKED)
+    stack: Annotated[int, Limits(1, MOST_STACKED)] | None = option(
+        None, "Models trained as one batch (default: auto).", panel=TRAINING
     )
     follow: tuple[str, ...] = option(
         (), "Log to tensorboard, wandb or mlflow; repeatable.", "NAME", TRAINING, typed=list[str]
@@ -73,7 +80,7 @@ class ExecutionOptions:
     made: tuple[float, float] = field(default_factory=clocks, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_limits(self)
+        check_fields(self)
         follow = tuple(dict.fromkeys(choose("follow", each, LOGGERS) for each in self.follow))
         object.__setattr__(self, "follow", follow)
         if self.time_budget is not None:
@@ -111,24 +118,28 @@ class ClusterOptions:
     memory_per_cell  memory reserved per piece, e.g. ``4G``; None for none
     """
 
-    workers: int | None = option(None, "Number of processes (default: one per core).", panel=MACHINE)
+    workers: Annotated[int, Limits(1)] | None = option(
+        None, "Number of processes (default: one per core).", panel=MACHINE
+    )
     engine: str = option("local", "local or ray (a cluster) (default: local).", "NAME", MACHINE)
     address: str | None = option(None, "Head node HOST:PORT, or auto (default: start Ray).", "NODE", CLUSTER)
-    cpus_per_cell: float | None = option(None, "Cores per model (default: 1).", panel=CLUSTER)
-    gpus_per_cell: float | None = option(None, "GPUs per model; may be 0.25 (default: 0).", panel=CLUSTER)
+    cpus_per_cell: Annotated[float, Limits(over=0)] | None = option(
+        None, "Cores per model (default: 1).", panel=CLUSTER
+    )
+    gpus_per_cell: Annotated[float, Limits(0)] | None = option(
+        None, "GPUs per model; may be 0.25 (default: 0).", panel=CLUSTER
+    )
     memory_per_cell: str | None = option(None, "Memory per model, e.g. 4G (default: none).", "SIZE", CLUSTER)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if choose("engine", self.engine, ("local", "ray")) == "local":
             for name in ("address", "cpus_per_cell", "gpus_per_cell", "memory_per_cell"):
                 if (given := getattr(self, name)) is not None:
                     raise invalid(name, "not be set without --engine ray", given)
-        elif self.workers is not None and self.workers < 1:
-            raise invalid("workers", "be at least 1", self.workers)
-        for name, given, zero in (("cpus_per_cell", self.cpus, False), ("gpus_per_cell", self.gpus, True)):
-            if not (given > 0 or (zero and given == 0)) or (given > 1 and given % 1):
-                low = "0 or more" if zero else "over 0"
-                raise invalid(name, f"be {low}, and a whole number if it is over 1", given)
+        for name, given in (("cpus_per_cell", self.cpus), ("gpus_per_cell", self.gpus)):
+            if given > 1 and given % 1:
+                raise invalid(name, "be a whole number if it is over 1", given)
         _ = self.memory  # raises
 
     @property
@@ -159,11 +170,6 @@ class ClusterOptions:
     def device(self, asked: str) -> str:
         """The device of a Ray worker: ``auto`` is a GPU if pieces have (part of) one."""
         return ("cuda" if self.gpus else "cpu") if asked == "auto" else asked
-
-    def machines(self, device: str) -> str:
-        """A description of a Ray cluster's machines, without connecting."""
-        amount, what = (self.cpus, "core") if self.device(device) == "cpu" else (self.gpus, "GPU")
-        return f"a cluster's machines: {amount:g} {what}{'s' if amount > 1 else ''} per cell"
 
 
 Workers = int | ClusterOptions | None  # a number of processes on this machine (None: one per core), or options

@@ -22,10 +22,11 @@ def lazy(package: str, file: str) -> Callable[[str], Any]:
         return {alias.name: str(node.module) for node in found for alias in node.names}
 
     def get(name: str) -> Any:
-        if name in holders():
-            return getattr(importlib.import_module(holders()[name]), name)
-        if any(f"{holder}.".startswith(f"{package}.{name}.") for holder in holders().values()):
+        holder = holders().get(name, "")
+        if holder == package or any(f"{each}.".startswith(f"{package}.{name}.") for each in holders().values()):
             return importlib.import_module(f"{package}.{name}")
+        if holder:
+            return getattr(importlib.import_module(holder), name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return get

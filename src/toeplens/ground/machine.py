@@ -1,14 +1,13 @@
-"""Memory and cores of this machine, out-of-memory detection, and range checks."""
+"""Memory and cores of this machine, and out-of-memory detection."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from toeplens.ground.errors import InputError, invalid
+from toeplens.ground.errors import InputError
 
 MOST_SEEDS = 100
 _FULL = re.compile("not enough memory|can't allocate memory|out of memory", re.IGNORECASE)  # torch's messages
@@ -63,10 +62,3 @@ def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and _FULL.search(str(error)) is not None
-
-
-def within(field: str, given: float | Sequence[float] | None, low: float, high: float) -> None:
-    """Raise an `InputError` unless each number is from ``low`` to ``high``; None is ignored."""
-    for value in given if isinstance(given, Sequence) else () if given is None else (given,):
-        if not low <= value <= high:
-            raise invalid(field, f"be from {low} to {high}", value)

@@ -6,13 +6,12 @@ import inspect
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache, wraps
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from toeplens.ground.errors import choose, invalid
-from toeplens.ground.machine import within
 
 MEASURE, TRAINING, MACHINE = "What to measure", "Training", "Machine"  # panels of --help
 CLUSTER = "Cluster (with --engine ray)"
@@ -21,42 +20,58 @@ CLUSTER = "Cluster (with --engine ray)"
 def option(default: Any, help: str, metavar: str | None = "N", panel: str = MEASURE, **about: Any) -> Any:
     """A field of a dataclass that is also an option of a command (`toeplens.cli.options.with_options`).
 
-    ``about`` may have the ``limits`` of a number (`check_limits`), and the option's ``flag`` and type, ``typed``, on
-    the command line (default: the field's).
+    ``about`` may have the option's ``flag`` and type, ``typed``, on the command line (default: the field's).
     """
     return field(default=default, metadata={"help": help, "metavar": metavar, "panel": panel, **about})
 
 
-def check_limits(options: Any) -> None:
-    """Raise an `InputError` for a number outside the ``limits`` of its `option`."""
-    for each in fields(options):
-        if limits := each.metadata.get("limits"):
-            within(each.name, getattr(options, each.name), *limits)
+def check_fields(options: Any) -> None:
+    """Raise an `InputError` for a field of a dataclass outside its `Limits` or choices."""
+    for name, hint in _hints(type(options)).items():
+        if any(get_origin(each) in (Annotated, Literal) for each in _members(hint)):
+            must_be(name, getattr(options, name), hint)
+
+
+@cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
 
 
 @dataclass(frozen=True)
 class Limits:
     """The range of a finite number, as in ``Annotated[float, Limits(over=0)]``."""
 
-    over: float = -math.inf
     at_least: float = -math.inf
     at_most: float = math.inf
+    over: float = -math.inf
 
     def check(self, field: str, value: float) -> None:
         """Raise an `InputError` that states the range, unless the value is in it."""
-        if math.isfinite(value) and value > self.over and self.at_least <= value <= self.at_most:
+        if -math.inf < value < math.inf and value > self.over and self.at_least <= value <= self.at_most:
             return
-        limits = {"over": self.over, "at least": self.at_least, "at most": self.at_most}
-        words = ", ".join(f"{word} {limit:g}" for word, limit in limits.items() if math.isfinite(limit))
-        finite = "" if isinstance(value, Integral) and words else f"finite{words and ' and '}"
-        raise invalid(field, f"be {finite}{words}", value)
+        low, high, over = (f"{each:g}" if isinstance(each, float) else str(each) for each in vars(self).values())
+        limits = {f"at least {low}": self.at_least, f"over {over}": self.over, f"at most {high}": self.at_most}
+        words = " and ".join(word for word, limit in limits.items() if math.isfinite(limit))
+        if math.isfinite(self.at_least) and math.isfinite(self.at_most):
+            words = f"from {low} to {high}"
+        elif math.isinf(self.at_most) and not (isinstance(value, Integral) and words):
+            words = f"finite{words and ' and '}{words}"
+        raise invalid(field, f"be {words}", value)
+
+
+def within(field: str, given: float | Sequence[float], low: float, high: float) -> None:
+    """Raise an `InputError` unless each number is from ``low`` to ``high``."""
+    for value in given if isinstance(given, Sequence) else (given,):
+        Limits(low, high).check(field, value)
 
 
 Finite = Annotated[float, Limits()]
 Positive = Annotated[float, Limits(over=0)]
-NotNegative = Annotated[float, Limits(at_least=0)]
-Share = Annotated[float, Limits(at_least=0, at_most=1)]
-Count = Annotated[int, Limits(at_least=1)]
+NotNegative = Annotated[float, Limits(0)]
+Share = Annotated[float, Limits(0, 1)]
+Count = Annotated[int, Limits(1)]
+CountOrZero = Annotated[int, Limits(0)]
+AtLeast2 = Annotated[int, Limits(2)]
 
 
 _ONE: dict[Any, str] = {int: "a whole number", float: "a number", str: "a string", type(None): "None"}

@@ -1,6 +1,6 @@
 """Records: dataclasses that are stored as JSON and validated field by field when read.
 
-A record's annotations define its fields: numbers and strings (the strict ones of `toeplens.ground.reading`),
+A record's annotations define its fields: numbers and strings (strict: true is not a number, nor are "3" and 1e999),
 arrays with dimensions (jaxtyping's; a letter is one size throughout a record), other records, and lists and
 dictionaries of these. NaN is stored as None. Unknown fields, from later versions, are ignored. Fields that are missing
 in earlier versions are listed in `Record.LATER` and have defaults.
@@ -21,14 +21,19 @@ from jaxtyping import AbstractArray, Shaped, jaxtyped
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 from typing_extensions import TypedDict
 
-from toeplens.ground.reading import Number, Text, Truth, adapter, checked
+from toeplens.ground.files import adapter, checked
 
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Positive = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
+Share = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1)]
+Count = Annotated[int, Field(strict=True, ge=0)]
+Text = Annotated[str, Field(strict=True)]
+Truth = Annotated[bool, Field(strict=True)]
 _Int = Annotated[int, Field(strict=True)]
 AtLeast1 = Annotated[int, Field(strict=True, ge=1)]
 MaybeNaN = Annotated[float, Field(strict=True), BeforeValidator(lambda value: math.nan if value is None else value)]
 NearlyShare = Annotated[float, Field(strict=True, ge=-0.01, le=1.01)]  # with a tolerance for rounding
-_STRICT: dict[Any, Any] = {int: _Int, float: Number, str: Text, bool: Truth}
-_ITEMS: dict[str, Any] = {"bool": Truth, "int": _Int, "float": Number}
+_STRICT: dict[Any, Any] = {bool: Truth, int: _Int, float: Number, str: Text}
 
 
 class Dims:
@@ -39,17 +44,20 @@ class Dims:
 
 
 class Each:
-    """The type of an array's items, besides None for NaN, such as `toeplens.ground.reading.Share`."""
+    """The type of an array's items, besides None for NaN, such as `Share`."""
 
     def __init__(self, kind: Any) -> None:
         self.kind = kind
 
 
-class Like:
-    """Validate plain content by this annotation but keep it unchanged."""
+def like(hint: Any) -> BeforeValidator:
+    """Metadata of a field: validate plain content by this annotation but keep it unchanged."""
 
-    def __init__(self, hint: Any) -> None:
-        self.hint = hint
+    def check(content: Any) -> Any:
+        adapter(hint).validate_python(content)
+        return content
+
+    return BeforeValidator(check)
 
 
 class Record:
@@ -100,15 +108,10 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, float):
         return None if math.isnan(value) else float(value)
     if isinstance(value, np.ndarray):
-        return plain_numbers(value) if value.dtype.kind == "f" else value.tolist()
+        numbers = value.astype(object)
+        numbers[numbers != numbers] = None
+        return numbers.tolist()
     return value
-
-
-def plain_numbers(values: np.ndarray) -> Any:
-    """Nested lists of numbers, with None for NaN."""
-    numbers = values.astype(object)
-    numbers[np.isnan(values)] = None
-    return numbers.tolist()
 
 
 def _made(kind: Any, dims: dict[str, str], values: dict[str, Any]) -> Any:
@@ -151,8 +154,6 @@ def _strict(hint: Any) -> Any:
         return _array(hint)
     if origin is Annotated:
         kind, *about = inner
-        if like := next((each for each in about if isinstance(each, Like)), None):
-            return Annotated[_strict(kind), BeforeValidator(partial(_like, like.hint))]
         if _is_array(kind):
             return _array(kind, *about)
         return hint if kind in _STRICT else Annotated[(_strict(kind), *about)]  # type: ignore[valid-type]
@@ -163,16 +164,11 @@ def _strict(hint: Any) -> Any:
     return origin[tuple(each if each is ... else _strict(each) for each in inner)]
 
 
-def _like(hint: Any, content: Any) -> Any:
-    adapter(hint).validate_python(content)
-    return content
-
-
 def _array(kind: Any, *about: Any) -> Any:
     """Arrays as lists nested as deep as the dimensions, or deeper for variadic dimensions."""
-    element = next((name for name in _ITEMS if any(name in str(dtype) for dtype in kind.dtypes)), "float")
-    item = next((each.kind for each in about if isinstance(each, Each)), _ITEMS[element])
-    item = item | None if element == "float" else item
+    element = next((each for each in (bool, int) if any(each.__name__ in str(name) for name in kind.dtypes)), float)
+    item = next((each.kind for each in about if isinstance(each, Each)), _STRICT[element])
+    item = item | None if element is float else item
     dims = kind.dim_str.split()
     if not any(dim.startswith("*") for dim in dims):
         return Annotated[(_nested(item, len(dims)), *about, AfterValidator(partial(_to_array, element)))]  # type: ignore[valid-type]
@@ -183,7 +179,7 @@ def _array(kind: Any, *about: Any) -> Any:
     return Annotated[Any, PlainValidator(read)]
 
 
-def _to_array(element: str, rows: Any) -> np.ndarray:
+def _to_array(element: type, rows: Any) -> np.ndarray:
     try:
         return np.array(rows, dtype=element)
     except ValueError:

@@ -13,8 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from toeplens.ground import InputError, choose, invalid
-from toeplens.ground.reading import Count, Share
-from toeplens.ground.records import AtLeast1, Dims, Each, MaybeNaN, Record
+from toeplens.ground.records import AtLeast1, Count, Dims, Each, MaybeNaN, Record, Share
 from toeplens.lens.kit.intervals import bootstrap_means, spearman
 from toeplens.lens.kit.interventions import (
     Batch,

@@ -19,8 +19,7 @@ from torch.nn import functional as F
 from toeplens.encodings import BandControl, PositionalEncoding, Rotary
 from toeplens.encodings.rotary import Pairing
 from toeplens.ground import InputError, choose, invalid
-from toeplens.ground.reading import Count
-from toeplens.ground.records import AtLeast1, Record
+from toeplens.ground.records import AtLeast1, Count, Record
 from toeplens.lens.kit import terms
 from toeplens.lens.kit.intervals import bootstrap_means
 from toeplens.lens.kit.interventions import Batch, Metric, counted_batches, examples_answers, harm

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from toeplens.ground import InputError, choose, invalid
-from toeplens.ground.reading import Positive
-from toeplens.ground.records import AtLeast1, Record
+from toeplens.ground.records import AtLeast1, Positive, Record
 from toeplens.lens.kit.intervals import TAILS
 from toeplens.lens.kit.interventions import Batch, counts
 from toeplens.lens.kit.position import FOLDS, effect_variance, in_float64, known_key_part

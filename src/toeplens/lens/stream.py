@@ -13,8 +13,7 @@ from scipy.linalg import subspace_angles
 from torch import Tensor
 
 from toeplens.ground import InputError, invalid
-from toeplens.ground.reading import Count, Share
-from toeplens.ground.records import AtLeast1, Dims, Each, MaybeNaN, Record
+from toeplens.ground.records import AtLeast1, Count, Dims, Each, MaybeNaN, Record, Share
 from toeplens.lens.kit.intervals import bootstrap_means
 from toeplens.lens.kit.position import position_means
 from toeplens.lens.kit.trace import AttentionTrace, LayerTrace

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from toeplens import encodings
 from toeplens.ground import InputError, choose, invalid, plain, sentence
+from toeplens.ground.files import refuse_truths
 from toeplens.ground.machine import must_fit
-from toeplens.ground.reading import refuse_truths
 
 Protocol = Literal["paper", "released"]  # the model of the paper's text, or that of its released code
 DropoutPlace = Literal["weights", "attention", "ffn-hidden", "ffn"]

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding, attend, attention_weights, conformance
 from toeplens.ground import InputError
-from toeplens.ground.machine import within
+from toeplens.ground.options import within
 from toeplens.lens.toeplitz.spectrum import symbol
 
 FARTHEST = 1_048_576  # largest distance tested for the resolution

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt64
 
 from toeplens.ground import InputError, choose, invalid
+from toeplens.ground.options import Count, Limits, check_fields, must_be
 
 Split = Literal["train", "validation", "test"]  # part of a task's data
 TEST_SHARE = 0.3  # share of all possible sequences that is reserved for the test
@@ -104,6 +105,10 @@ class Task(ABC):
         """The options, except ``length``, that `at_length` changes."""
         return {}
 
+    def __post_init__(self) -> None:
+        """Check the options; raises `InputError`."""
+        check_fields(self)
+
     def at_length(self, length: int) -> Task:
         """The same task with sequences of ``length`` tokens, including padding, to test length extrapolation.
 
@@ -111,8 +116,7 @@ class Task(ABC):
         option of the task, here all have the length that ``length`` allows. Raises `InputError` if the labels cannot
         stay the same.
         """
-        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
-            raise invalid("length", "be a whole number of at least 1", length)
+        must_be("length", length, Count)
         try:
             return type(self)(**{**vars(self), "length": length, **self.options_at(length)})
         except InputError as error:
@@ -254,8 +258,7 @@ def in_test(marks: UInt64[np.ndarray, "n"]) -> np.ndarray:
 def at_least(low: int, **values: int) -> None:
     """Raise `InputError` for the first field that is less than ``low``."""
     for field, value in values.items():
-        if value < low:
-            raise invalid(field, f"be a whole number of at least {low}", value)
+        Limits(low).check(field, value)
 
 
 def at_most(high: int, words: str, **values: int) -> None:

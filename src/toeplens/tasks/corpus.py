@@ -28,7 +28,7 @@ from jaxtyping import Int, Shaped
 from toeplens.ground import EnvironmentFailure, InputError, checked, choose, read_json, write_json
 from toeplens.ground.files import environment_failure
 from toeplens.ground.outputs import LOCK, locked
-from toeplens.ground.reading import Count, Text, Truth
+from toeplens.ground.records import Count, Text, Truth
 from toeplens.tasks.base import Split
 from toeplens.tasks.text import AT_ONCE, Source, Tokenizer, pieces, tokenizer_of
 

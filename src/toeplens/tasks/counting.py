@@ -9,8 +9,9 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float
 
-from toeplens.ground import choose, invalid
-from toeplens.tasks.base import Each, Examples, Shares, SizedTask, Texts, at_least, at_most, finish, places
+from toeplens.ground import invalid
+from toeplens.ground.options import Count
+from toeplens.tasks.base import Each, Examples, Shares, SizedTask, Texts, at_most, finish, places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +35,13 @@ class ContextualCount(SizedTask):
     name = "contextual-count"
     answer = "both"
 
-    regions: int = 3
-    max_count: int = 8
-    marks: int = 1
-    words: int = 1
+    regions: Count = 3
+    max_count: Count = 8
+    marks: Count = 1
+    words: Count = 1
 
     def __post_init__(self) -> None:
-        at_least(1, regions=self.regions, max_count=self.max_count, marks=self.marks, words=self.words)
+        super().__post_init__()
         self.check_lengths(self.regions * (self.max_count + 2) + 1)
 
     def sizes(self) -> tuple[int, range]:
@@ -100,11 +101,11 @@ class Parity(SizedTask):
     name = "parity"
     answer = "content"
 
-    marks: int = 1
-    words: int = 1
+    marks: Count = 1
+    words: Count = 1
 
     def __post_init__(self) -> None:
-        at_least(1, marks=self.marks, words=self.words)
+        super().__post_init__()
         self.check_lengths(1)
 
     def sizes(self) -> tuple[int, range]:
@@ -153,13 +154,12 @@ class Dyck(SizedTask):
     name = "dyck"
     answer = "both"
 
-    kinds: int = 2
-    max_depth: int = 8
+    kinds: Count = 2
+    max_depth: Count = 8
     ask: Ask = "member"
 
     def __post_init__(self) -> None:
-        choose("ask", self.ask, ("member", "depth"))
-        at_least(1, kinds=self.kinds, max_depth=self.max_depth)
+        super().__post_init__()
         self.check_lengths(2)
         if self.ask == "member" and self.length % 2:
             raise invalid("length", "be even", self.length)

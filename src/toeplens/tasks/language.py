@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Int
 
 from toeplens.ground import InputError, invalid
-from toeplens.tasks.base import Each, Examples, Shares, Split, Task, at_least
+from toeplens.ground.options import Count
+from toeplens.tasks.base import Each, Examples, Shares, Split, Task
 from toeplens.tasks.corpus import SPLITS, Corpus, corpus_of
 from toeplens.tasks.text import BYTES, Source, tokenizer_of
 
@@ -38,7 +39,7 @@ class LanguageTask(Task):
     each = True
     watched = "validation"
 
-    length: int = 256
+    length: Count = 256
 
     @abstractmethod
     def corpus(self) -> Corpus:
@@ -125,7 +126,7 @@ class Language(LanguageTask):
     sha256: str | None = None
 
     def __post_init__(self) -> None:
-        at_least(1, length=self.length)
+        super().__post_init__()
         object.__setattr__(self, "text", tuple(self.text))  # settings files have lists
         if not all(each and "\0" not in each for each in self.text):
             raise invalid("text", "be names of files or folders", list(self.text))

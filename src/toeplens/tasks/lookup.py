@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from toeplens.ground import InputError
+from toeplens.ground.options import AtLeast2, Count, CountOrZero
 from toeplens.tasks.base import PAD, Examples, SizedTask, Task, Texts, at_least, at_most, finish, places
 
 
@@ -31,14 +32,13 @@ class Index(SizedTask):
     name = "index"
     answer = "position"
 
-    words: int = 32
-    positions: int | None = None
+    words: AtLeast2 = 32
+    positions: Count | None = None
     from_end: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.check_lengths(2)
-        at_least(2, words=self.words)
-        at_least(1, positions=self.asked)
         at_most(self.shortest - 1, "{}, the words of the shortest sequences", positions=self.asked)
 
     @property
@@ -82,15 +82,13 @@ class Retrieval(SizedTask):
     name = "retrieval"
     answer = "content"
 
-    keys: int = 8
-    values: int = 16
-    pairs: int = 8
-    distractors: int = 32
+    keys: Count = 8
+    values: AtLeast2 = 16
+    pairs: Count = 8
+    distractors: CountOrZero = 32
 
     def __post_init__(self) -> None:
-        at_least(0, distractors=self.distractors)
-        at_least(1, keys=self.keys, pairs=self.pairs)
-        at_least(2, values=self.values)
+        super().__post_init__()
         at_most(self.keys, "{}, the number of different keys", pairs=self.pairs)
         self.check_lengths(self.pairs + 1)
         if self.min_length is not None and not self.distractors:
@@ -142,15 +140,14 @@ class Mix(SizedTask):
     name = "mix"
     answer = "both"
 
-    words: int = 32
-    keys: int = 8
-    placed: int = 4
+    words: AtLeast2 = 32
+    keys: Count = 8
+    placed: Count = 4
     min_offset: int = 1
     max_offset: int = 4
 
     def __post_init__(self) -> None:
-        at_least(2, words=self.words)
-        at_least(1, keys=self.keys, placed=self.placed)
+        super().__post_init__()
         at_most(self.keys, "{}, the number of different keys", placed=self.placed)
         at_most(self.max_offset, "max_offset ({})", min_offset=self.min_offset)
         self.check_lengths(max(self.placed, abs(self.min_offset), abs(self.max_offset)) + 1)  # before all are listed
@@ -214,16 +211,14 @@ class Recall(Task):
     answer = "both"
 
     length: int = 64
-    keys: int = 32
-    values: int = 32
-    pairs: int = 8
-    queries: int = 4
-    distractors: int = 32
+    keys: Count = 32
+    values: AtLeast2 = 32
+    pairs: Count = 8
+    queries: Count = 4
+    distractors: CountOrZero = 32
 
     def __post_init__(self) -> None:
-        at_least(0, distractors=self.distractors)
-        at_least(2, values=self.values)
-        at_least(1, keys=self.keys, pairs=self.pairs, queries=self.queries)
+        super().__post_init__()
         at_most(self.keys, "{}, the number of different keys", pairs=self.pairs)
         at_most(self.pairs, "{}, the number of pairs", queries=self.queries)
         at_least(2 * self.pairs + self._asking, length=self.length)

@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.special import bdtrc, gammaln
 
-from toeplens.ground import choose, invalid
+from toeplens.ground import invalid
+from toeplens.ground.options import AtLeast2, Count
 from toeplens.tasks.base import PAD, Each, Examples, Shares, Task, Texts, at_least, at_most, insert
 
 
@@ -50,14 +51,13 @@ class Rewriting(Answering):
 
     answer = "both"
 
-    length: int = 64
-    min_items: int = 1
-    words: int = 32
+    length: AtLeast2 = 64
+    min_items: Count = 1
+    words: AtLeast2 = 32
     repeats: bool = True
 
     def __post_init__(self) -> None:
-        at_least(2, length=self.length, words=self.words)
-        at_least(1, min_items=self.min_items)
+        super().__post_init__()
         at_most(self.max_items, f"{{}}, which {self.length} tokens can hold", min_items=self.min_items)
         if not self.repeats and self.words < self.max_items:
             raise invalid("words", f"be at least {self.max_items}, the number of items, without repeats", self.words)
@@ -183,16 +183,14 @@ class Addition(Answering):
     answer = "both"
 
     length: int = 18
-    base: int = 10
-    min_digits: int = 1
+    base: AtLeast2 = 10
+    min_digits: Count = 1
     order: Order = "most-first"
     padded: bool = False
 
     def __post_init__(self) -> None:
-        at_least(2, base=self.base)
-        choose("order", self.order, ("most-first", "least-first"))
+        super().__post_init__()
         at_least(5 if self.padded else 6, length=self.length)
-        at_least(1, min_digits=self.min_digits)
         at_most(self.digits, f"{{}}, which {self.length} tokens can hold", min_digits=self.min_digits)
 
     @property

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from hashlib import sha256
+from typing import Annotated
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from toeplens.ground import invalid
-from toeplens.ground.machine import must_fit, within
+from toeplens.ground.machine import must_fit
+from toeplens.ground.options import Count, CountOrZero, Limits, Share
 from toeplens.tasks.base import Split, Texts, at_least, at_most
 from toeplens.tasks.corpus import SPLITS, Corpus, Part, amounts, assign, dtype_of
 from toeplens.tasks.language import LanguageTask
@@ -36,9 +38,9 @@ class SyntheticLanguage(LanguageTask):
         length     tokens of a window
     """
 
-    documents: int = 2048
+    documents: Count = 2048
     document: int = 1024
-    text_seed: int = 0
+    text_seed: CountOrZero = 0
 
     def corpus(self) -> Corpus:
         return _made(replace(self, length=1))
@@ -57,9 +59,7 @@ class SyntheticLanguage(LanguageTask):
 
     def check_documents(self, least: int) -> None:
         """Raise `InputError` unless the documents can be generated, with at least ``least`` tokens each."""
-        at_least(1, length=self.length, documents=self.documents)
         at_least(least, document=self.document)
-        at_least(0, text_seed=self.text_seed)
         must_fit("documents: they need", 2 * dtype_of(self.vocab_size).itemsize * self.documents * (self.document + 1))
 
 
@@ -130,16 +130,14 @@ class MarkovLanguage(SyntheticLanguage):
 
     name = "markov-language"
 
-    words: int = 64
-    order: int = 2
-    branches: int = 6
-    copy_rate: float = 0.01
-    span: int = 24
+    words: Annotated[int, Limits(2, _MOST_WORDS)] = 64
+    order: Count = 2
+    branches: Count = 6
+    copy_rate: Share = 0.01
+    span: Count = 24
 
     def __post_init__(self) -> None:
-        within("words", self.words, 2, _MOST_WORDS)
-        at_least(1, order=self.order, branches=self.branches, span=self.span)
-        within("copy_rate", self.copy_rate, 0, 1)
+        super().__post_init__()
         at_most(self.words, "words ({})", branches=self.branches)
         highest = math.floor(math.log(_TABLE, self.words) + 1e-9) - 1
         at_most(highest, f"{{}} with {self.words} words", order=self.order)
@@ -240,21 +238,17 @@ class NestedLanguage(SyntheticLanguage):
 
     name = "nested-language"
 
-    kinds: int = 4
-    max_depth: int = 8
-    words: int = 48
-    opens: float = 0.12
-    closes: float = 0.12
+    kinds: Annotated[int, Limits(1, _KINDS)] = 4
+    max_depth: Count = 8
+    words: Annotated[int, Limits(2, _MOST_WORDS)] = 48
+    opens: Share = 0.12
+    closes: Share = 0.12
 
     def __post_init__(self) -> None:
-        at_least(1, kinds=self.kinds, max_depth=self.max_depth)
-        within("words", self.words, 2, _MOST_WORDS)
-        within("opens", self.opens, 0, 1)
-        within("closes", self.closes, 0, 1)
+        super().__post_init__()
         if self.opens + self.closes > 1:
             must = f"be at most {1 - self.opens:g}, as opens and closes add up to 1 at most"
             raise invalid("closes", must, self.closes)
-        within("kinds", self.kinds, 1, _KINDS)
         self.check_documents(1)
 
     def sizes(self) -> tuple[int, range]:

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from toeplens.ground import InputError, choose, invalid
+from toeplens.ground import InputError, invalid
+from toeplens.ground.options import AtLeast2, Count
 from toeplens.tasks.base import PAD, Each, Examples, Task, at_least, finish, insert
 
 Form = Literal["paper", "released"]
@@ -48,24 +49,21 @@ class TriggerDistance(Task):
     answer = "both"
 
     form: Form = "paper"
-    length: int = 128
+    length: AtLeast2 = 128
     vocab_size: int = 574
-    num_triggers: int = 2
-    max_distance: int | None = None
+    num_triggers: AtLeast2 = 2
+    max_distance: Count | None = None
     ordered: bool = False
-    max_between: int = 70
-    max_side: int = 25
-    cut: int = 120
+    max_between: Count = 70
+    max_side: Count = 25
+    cut: Count = 120
 
     def __post_init__(self) -> None:
-        choose("form", self.form, ("paper", "released"))
-        at_least(2, length=self.length, num_triggers=self.num_triggers)
-        at_least(1, max_between=self.max_between, max_side=self.max_side, cut=self.cut)
+        super().__post_init__()
         at_least(self.num_triggers + 2, vocab_size=self.vocab_size)
         object.__setattr__(self, "cut", min(self.cut, self.length))
         object.__setattr__(self, "max_distance", self.farthest)
         if self.form == "paper":
-            at_least(1, max_distance=self.farthest)
             if self.farthest >= self.length:
                 raise invalid("max_distance", f"be from 1 to {self.length - 1} in {self.length} tokens", self.farthest)
             return
@@ -168,20 +166,17 @@ class TriggerCount(Task):
     answer = "content"
 
     form: Form = "paper"
-    length: int = 128
-    words: int | None = None
+    length: Count = 128
+    words: Count | None = None
     vocab_size: int = 574
-    num_triggers: int | None = None
-    max_count: int | None = None
+    num_triggers: Count | None = None
+    max_count: Count | None = None
 
     def __post_init__(self) -> None:
-        choose("form", self.form, ("paper", "released"))
-        at_least(1, length=self.length, num_triggers=self.triggers)
+        super().__post_init__()
         at_least(self.triggers + 2, vocab_size=self.vocab_size)
-        at_least(1, words=self.used)
         if self.used > self.length:
             raise invalid("words", f"be from 1 to length ({self.length})", self.used)
-        at_least(1, max_count=self.most)
         if self.most > self.used:
             raise invalid("max_count", f"be small enough to fit in {self.used} words", self.most)
         for name, value in (("num_triggers", self.triggers), ("words", self.used), ("max_count", self.most)):

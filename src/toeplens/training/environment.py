@@ -14,8 +14,7 @@ import numpy
 import torch
 
 from toeplens.ground import EnvironmentFailure, choose, invalid, shown
-from toeplens.ground.reading import Count, Text, Truth
-from toeplens.ground.records import Record
+from toeplens.ground.records import Count, Record, Text, Truth
 from toeplens.version import __version__
 
 

@@ -20,8 +20,7 @@ from toeplens.ground import InputError, read_json, read_rows, shown, write_bytes
 from toeplens.ground.errors import first_line
 from toeplens.ground.files import make_directory
 from toeplens.ground.outputs import locked, names_in
-from toeplens.ground.reading import Count, Number, Positive, Share
-from toeplens.ground.records import AtLeast1, Record
+from toeplens.ground.records import AtLeast1, Count, Number, Positive, Record, Share
 from toeplens.model import Decoder
 from toeplens.training.environment import Segment
 from toeplens.training.spec import RunSpec, run_spec

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from toeplens import tasks
 from toeplens.ground import InputError, invalid, plain, sentence
+from toeplens.ground.files import refuse_truths
 from toeplens.ground.machine import must_fit
-from toeplens.ground.reading import refuse_truths
 from toeplens.model import DecoderConfig
 
 Precision = Literal["auto", "float32", "bf16"]

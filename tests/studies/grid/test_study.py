@@ -104,7 +104,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "field": ({"task": 1}, "task is not a field; did you mean 'tasks'"),
     "measure": ({"measures": ["behavior"]}, "got 'behavior'; did you mean 'behaviour'"),
     "model": ({"model": {"heads": 2}}, "got 'heads'"),
-    "seeds": ({"seeds": 0}, "seeds must be greater than or equal to 1, got 0"),
+    "seeds": ({"seeds": 0}, "seeds must be at least 1, got 0"),
     "twice": (
         {"encodings": {"rope": {"scan": {"base": [9.0]}}, "rope/9": {"encoding": "rope"}}},
         "encodings must have different labels, got 'rope/9' twice",
@@ -115,7 +115,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"model": {**SIZES, "num_heads": 3}},
         "rope on index: d_model must be divisible by num_heads (3), got 8",
     ),
-    "number-of-a-run": ({"training": {"lr": -1}}, "rope on index: lr must be greater than 0, got -1"),
+    "number-of-a-run": ({"training": {"lr": -1}}, "rope on index: lr must be over 0, got -1"),
     "truth": ({"seeds": True}, "seeds"),
     "not-a-number": ({"title": float("nan")}, "title"),
     "truth-in-a-scan": ({"encodings": {"rope-bands": {"scan": {"frequencies": [1.0, True]}}}}, "scan"),

@@ -12,8 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch.nn import functional as F
 
 from toeplens.ground import InputError, invalid
-from toeplens.ground.reading import Count, Number, Positive, Share
-from toeplens.ground.records import AtLeast1, Record
+from toeplens.ground.records import AtLeast1, Count, Number, Positive, Record, Share
 from toeplens.ground.words import or_none
 from toeplens.lens.kit.intervals import over_clusters
 from toeplens.model import Decoder

@@ -15,8 +15,7 @@ import torch
 from toeplens.encodings import options as encoding_options
 from toeplens.engine.language.bits import TEST, Interval, Texts, bits_a_byte, longest, read
 from toeplens.ground import InputError, invalid
-from toeplens.ground.reading import Count, Positive, Text, Truth
-from toeplens.ground.records import AtLeast1, Record
+from toeplens.ground.records import AtLeast1, Count, Positive, Record, Text, Truth
 from toeplens.model import Decoder, decoder_config
 from toeplens.tasks.language import LanguageTask
 from toeplens.training import Batches, RunSpec

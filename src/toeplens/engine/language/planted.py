@@ -12,8 +12,7 @@ from torch import Tensor
 
 from toeplens.engine.language.bits import TEST, Interval, cut, read
 from toeplens.ground import InputError, invalid
-from toeplens.ground.reading import Count, Positive, Share
-from toeplens.ground.records import AtLeast1, Each, NearlyShare, Record
+from toeplens.ground.records import AtLeast1, Count, Each, NearlyShare, Positive, Record, Share
 from toeplens.lens import AttentionTrace
 from toeplens.lens.kit.intervals import wilson
 from toeplens.model import Decoder

@@ -27,8 +27,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from toeplens.ground import InputError, invalid
-from toeplens.ground.reading import Count, Positive
-from toeplens.ground.records import AtLeast1, Each, NearlyShare, Record
+from toeplens.ground.records import AtLeast1, Count, Each, NearlyShare, Positive, Record
 from toeplens.lens.head_types.two_way import two_way
 from toeplens.lens.kit.movable import Given, Keys, movable_from
 from toeplens.lens.kit.trace import AttentionTrace, LayerTrace

@@ -12,7 +12,8 @@ from pydantic import Field
 from toeplens.engine import ExecutionOptions, Job, Workers, run_jobs
 from toeplens.engine.jobs import OnEvent
 from toeplens.ground import InputError, choose
-from toeplens.ground.machine import MOST_SEEDS, within
+from toeplens.ground.machine import MOST_SEEDS
+from toeplens.ground.options import within
 from toeplens.ground.records import Record
 from toeplens.model import Protocol, decoder_config
 from toeplens.papers.deposit.claims import claims_of

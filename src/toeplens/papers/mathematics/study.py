@@ -11,7 +11,8 @@ from toeplens.engine import ExecutionOptions, Job, Workers, cluster_of, must_hav
 from toeplens.engine.jobs import OnEvent
 from toeplens.ground import InputError, choose, read_json, write_json
 from toeplens.ground.files import make_directory
-from toeplens.ground.machine import MOST_SEEDS, within
+from toeplens.ground.machine import MOST_SEEDS
+from toeplens.ground.options import within
 from toeplens.ground.records import Record
 from toeplens.papers.mathematics.expressiveness import expressiveness
 from toeplens.papers.mathematics.logits import distance, latent, normalising, related
@@ -81,6 +82,7 @@ class Theory(State):
     """
 
     NAME, COMMAND, REQUEST = "theory", "theory", Asked
+    PAGE = "toeplens.papers.mathematics.page:theory_page"
 
     scale: str
     seeds: int

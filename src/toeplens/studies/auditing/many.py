@@ -25,8 +25,7 @@ from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, write
 from toeplens.ground.execution import ignored_by_children
 from toeplens.ground.machine import memory, out_of_memory
 from toeplens.ground.outputs import LOCK, entered
-from toeplens.ground.reading import Count, Text
-from toeplens.ground.records import Record
+from toeplens.ground.records import Count, Record, Text
 from toeplens.sources.huggingface.checkpoints import GGUF, is_there
 from toeplens.sources.huggingface.load import place_of
 from toeplens.sources.huggingface.model import library, words

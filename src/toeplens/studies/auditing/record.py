@@ -12,7 +12,7 @@ import pyarrow as pa
 import torch
 from pydantic import ConfigDict, Field, ValidationError, create_model
 
-from toeplens.ground import reading
+from toeplens.ground import records
 from toeplens.ground.cache import Cache
 from toeplens.ground.errors import sentence
 from toeplens.ground.files import read_yaml
@@ -26,9 +26,9 @@ from toeplens.version import __version__
 PARTS = ".parts"  # directory of the saved parts of an unfinished audit
 Method = Literal["exact", "position", "bands", "attribution"]
 
-Number = reading.Number | None  # None if unknown: not measured, or not defined for this head
+Number = records.Number | None  # None if unknown: not measured, or not defined for this head
 Part = NearlyShare | None
-Size = reading.Positive | None
+Size = records.Positive | None
 _Weight = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-1e6, le=1e6)]
 
 _COLUMNS: dict[str, Any] = read_yaml(Path(__file__).with_name("columns.yaml"))
@@ -41,7 +41,7 @@ SOURCES: dict[str, str] = {name: each["source"] for each in _COLUMNS["sources"] 
 class _OfLayer:
     side: Side
     kind: Kind
-    layer: reading.Count
+    layer: records.Count
 
     @property
     def place(self) -> tuple[Side, Kind, int]:
@@ -57,8 +57,8 @@ class HeadRecord(_OfLayer, Record):
 
     side: Side
     kind: Kind
-    layer: reading.Count
-    head: reading.Count
+    layer: records.Count
+    head: records.Count
     positional: Part = None
     symbolic: Part = None
     interaction: Part = None
@@ -85,8 +85,8 @@ class HeadRecord(_OfLayer, Record):
     # sums to 1 minus the attention on a sink
     profile: tuple[_Weight, ...] = ()
     # share of the mean of ||q|| ||k||: in the dimensions without rotation, then by frequency in the layer's order
-    norm_use: tuple[reading.Number, ...] = ()
-    variance_use: tuple[reading.Number, ...] = ()  # Cov(L_t, L) / Var(L) of the logits, likewise, and last of a bias
+    norm_use: tuple[records.Number, ...] = ()
+    variance_use: tuple[records.Number, ...] = ()  # Cov(L_t, L) / Var(L) of the logits, likewise, and last of a bias
     decay: Decay | None = None  # of the mean logit with distance; None without an offset (cross attention)
     kernel: KernelEnds | None = None  # of the head's offset bias; None without one
 
@@ -114,31 +114,31 @@ class LayerRecord(_OfLayer, Record):
 
     side: Side
     kind: Kind
-    layer: reading.Count
-    module: reading.Text  # name of the module in the model, and its class
-    heads: reading.Count  # query heads
-    key_heads: reading.Count
-    head_dim: reading.Count  # width of queries and keys
-    scale: reading.Number  # factor of q . k
+    layer: records.Count
+    module: records.Text  # name of the module in the model, and its class
+    heads: records.Count  # query heads
+    key_heads: records.Count
+    head_dim: records.Count  # width of queries and keys
+    scale: records.Number  # factor of q . k
     softcap: Number  # c of c tanh(x / c); None without
-    causal: reading.Truth  # whether keys after the query are masked
+    causal: records.Truth  # whether keys after the query are masked
     # maximum number of visible keys up to and including the query's own, on either side if not causal; None: all
-    window: reading.Count | None
-    position: reading.Text  # how it enters, such as "rotation of 8 pairs, 16 of 64 dimensions (half)"
-    frequencies: tuple[reading.Number, ...]  # of RoPE, in rad per position, by pair; empty without a known rotation
-    unknown: reading.Text | None  # why positional, symbolic and interaction shares and frequency use are; None if known
+    window: records.Count | None
+    position: records.Text  # how it enters, such as "rotation of 8 pairs, 16 of 64 dimensions (half)"
+    frequencies: tuple[records.Number, ...]  # of RoPE, in rad per position, by pair; empty without a known rotation
+    unknown: records.Text | None  # why positional, symbolic and interaction shares and frequency use are; None if known
     weights: Size  # largest difference of a recomputed attention weight; None if the model does not expose weights
-    outputs: reading.Positive  # largest difference of a head's output, relative to the layer's largest
-    tolerance: reading.Positive  # largest weight difference that rounding explains; earlier: the limit of both
+    outputs: records.Positive  # largest difference of a head's output, relative to the layer's largest
+    tolerance: records.Positive  # largest weight difference that rounding explains; earlier: the limit of both
     # ``helps`` and ``harms``: sums of the layer's positive and negative effects; from the effects d clipped at 0:
     # ``top_share`` max d / sum d, ``effective_heads`` (sum d)^2 / sum d^2, ``gini`` (None if the sum is within its
     # noise), ``lead`` (largest minus second largest); empty without effects
     deposit: dict[str, Number] = field(default_factory=dict)
-    dead: tuple[reading.Count, ...] = ()  # frequencies that contribute to no logit: queries or keys of all heads are 0
+    dead: tuple[records.Count, ...] = ()  # frequencies that contribute to no logit: queries or keys of all heads are 0
     # frequencies from the model's own table of cosines because no rotation was measurable: queries and keys are 0, or
     # the angles are too small for the model's precision
-    tabled: tuple[reading.Count, ...] = ()
-    chunk: reading.Count | None = None  # size of the chunks if queries only see keys of their own
+    tabled: tuple[records.Count, ...] = ()
+    chunk: records.Count | None = None  # size of the chunks if queries only see keys of their own
     # None in earlier records, and if not measured
     used: Size = None  # largest difference of weights or outputs, as a share of what rounding explains
     logit: Size = None  # largest absolute logit of a visible key
@@ -151,13 +151,13 @@ class BandRecord(_OfLayer, Record):
 
     WORDS = "audit"
 
-    layer: reading.Count
+    layer: records.Count
     kind: Kind
     side: Side
-    first: reading.Count  # pair, from 0
-    last: reading.Count
-    fastest: reading.Positive  # largest absolute frequency, in rad per position
-    slowest: reading.Positive
+    first: records.Count  # pair, from 0
+    last: records.Count
+    fastest: records.Positive  # largest absolute frequency, in rad per position
+    slowest: records.Positive
     effect: Number  # as for a head, with its 95 % interval
     effect_low: Number
     effect_high: Number
@@ -173,11 +173,11 @@ class Measured(Record):
 
 # the fields of an audit's ``about`` that are read
 _READ: dict[Any, tuple[str, ...]] = {
-    reading.Text: ("model", "text", "dtype", "weights", "model_type", "unused_bos", "no_effects", "intervals", "race"),
-    reading.Count: ("parameters", "sequences", "tokens", "needles"),
-    reading.Positive: ("seconds",),
-    list[reading.Text]: ("changes", "texts", "random_weights", "unused_weights"),
-    list[reading.Count]: ("lengths",),
+    records.Text: ("model", "text", "dtype", "weights", "model_type", "unused_bos", "no_effects", "intervals", "race"),
+    records.Count: ("parameters", "sequences", "tokens", "needles"),
+    records.Positive: ("seconds",),
+    list[records.Text]: ("changes", "texts", "random_weights", "unused_weights"),
+    list[records.Count]: ("lengths",),
 }
 _FIELDS: dict[str, Any] = {name: (kind | None, None) for kind, names in _READ.items() for name in names}
 _About = create_model("_About", __config__=ConfigDict(extra="allow", protected_namespaces=()), **_FIELDS)
@@ -211,8 +211,8 @@ class AuditRecord(Record):
     effect: Effect | None
     method: Method | None
     baseline: Number  # loss of the intact model; None for states and without effects
-    whole: reading.Positive  # largest difference of a plain pass's output, relative to the largest output
-    words: tuple[reading.Text, ...] = ()  # tokens of the first sequence as text; empty without a tokenizer
+    whole: records.Positive  # largest difference of a plain pass's output, relative to the largest output
+    words: tuple[records.Text, ...] = ()  # tokens of the first sequence as text; empty without a tokenizer
     check: EstimateCheck | None = None  # of estimates for a sample of heads; if it fails, there are no effects
     bands: tuple[BandRecord, ...] = ()  # for the method ``bands``, those of each layer that has a rotation
 

@@ -16,7 +16,7 @@ from toeplens import encodings, tasks
 from toeplens.engine import FEWEST, MEASURES
 from toeplens.ground import InputError, choose, invalid, plain, sentence
 from toeplens.ground.errors import located
-from toeplens.ground.reading import Count, Number
+from toeplens.ground.records import Count, Number
 from toeplens.model import DecoderConfig
 from toeplens.studies.kit.results import Seeds
 from toeplens.training import RunSpec

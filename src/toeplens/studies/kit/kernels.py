@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Float, Int
 
-from toeplens.ground import reading
+from toeplens.ground import records
 from toeplens.ground.records import Record
 from toeplens.ground.words import or_none
 from toeplens.lens import hermitian_part, szego
@@ -24,9 +24,9 @@ class Decay(Record):
     """The curve that best fits a head's mean logit as a function of distance (`toeplens.lens.fit_decay`)."""
 
     form: Form  # key of `toeplens.lens.toeplitz.decay.FORMS`
-    parameters: dict[str, reading.Number | None]  # by name, distances in tokens
-    r2: reading.Number | None  # explained share of the variance of the mean logits; None if they are constant
-    half_distance: reading.Number | None  # tokens until the decay is half complete; None for a form without a limit
+    parameters: dict[str, records.Number | None]  # by name, distances in tokens
+    r2: records.Number | None  # explained share of the variance of the mean logits; None if they are constant
+    half_distance: records.Number | None  # tokens until the decay is half complete; None for a form without a limit
 
     @property
     def explains(self) -> bool:
@@ -38,11 +38,11 @@ class Decay(Record):
 class KernelEnds(Record):
     """Range of the spectrum of a kernel's Toeplitz matrix (Hermitian part; Szegő)."""
 
-    size: reading.Count  # number of rows of the matrix
-    symbol_low: reading.Number  # range of the symbol, which contains the eigenvalues for any size
-    symbol_high: reading.Number
-    lowest: reading.Number  # extreme eigenvalues at this size
-    highest: reading.Number
+    size: records.Count  # number of rows of the matrix
+    symbol_low: records.Number  # range of the symbol, which contains the eigenvalues for any size
+    symbol_high: records.Number
+    lowest: records.Number  # extreme eigenvalues at this size
+    highest: records.Number
 
 
 def decays_of(

@@ -8,10 +8,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
-from toeplens.ground import InputError, choose, invalid, shown
-from toeplens.ground.options import MACHINE, check_limits, option
+from toeplens.ground import InputError, invalid, shown
+from toeplens.ground.options import MACHINE, Limits, check_fields, option
 from toeplens.ground.words import listed
 
 SHORTEST, LONGEST = 64, 1 << 20  # tokens
@@ -62,11 +62,11 @@ class AuditOptions:
     heads: tuple[int, ...] | None = option(
         None, "Heads of each layer to ablate (default: all).", "LIST", typed=str | None
     )
-    sequences: int | None = option(
-        None, "Maximum sequences (default: 16; 256 for a run).", limits=(1, _MOST), of_runs=True
+    sequences: Annotated[int, Limits(1, _MOST)] | None = option(
+        None, "Maximum sequences (default: 16; 256 for a run).", of_runs=True
     )
-    max_tokens: int | None = option(
-        None, "Maximum tokens per sequence (default: 256; with --tokens all).", limits=(2, LONGEST)
+    max_tokens: Annotated[int, Limits(2, LONGEST)] | None = option(
+        None, "Maximum tokens per sequence (default: 256; with --tokens all)."
     )
     effects: Ablation | None = option(  # noqa: RUF009
         None,
@@ -76,8 +76,8 @@ class AuditOptions:
         of_runs=True,
         typed=str | None,
     )
-    first: int | None = option(None, "Find only the N largest effects (faster).", limits=(1, _MOST))
-    needles: int = option(0, "Needle texts for retrieval heads (default: 0).", limits=(0, MOST_ASKED))
+    first: Annotated[int, Limits(1, _MOST)] | None = option(None, "Find only the N largest effects (faster).")
+    needles: Annotated[int, Limits(0, MOST_ASKED)] = option(0, "Needle texts for retrieval heads (default: 0).")
     changes: tuple[Any, ...] = option(
         (), "Intervention, e.g. 'layers=2 heads=3 output=zero'. Repeatable.", "CHANGE", flag="--change", typed=list[str]
     )
@@ -88,7 +88,7 @@ class AuditOptions:
     pickled: bool = option(
         False, "Allow pickle checkpoints. Unsafe: they can execute code.", None, MACHINE, flag="--pickled"
     )
-    seed: int = option(0, "Seed of tokens and needles (default: 0).", limits=(0, SEEDS), of_runs=True)
+    seed: Annotated[int, Limits(0, SEEDS)] = option(0, "Seed of tokens and needles (default: 0).", of_runs=True)
 
     def __post_init__(self) -> None:
         from toeplens.studies.kit.changes import numbers, read_change
@@ -99,9 +99,7 @@ class AuditOptions:
         for name, given in (("layers", self.layers), ("heads", self.heads)):
             if given is not None:
                 object.__setattr__(self, name, numbers(name, given) if isinstance(given, str) else tuple(given))
-        choose("dtype", self.dtype, get_args(Dtype))
-        choose("effects", str(self.effects), get_args(Ablation))
-        check_limits(self)
+        check_fields(self)
         if self.heads == ():
             raise InputError("heads must have at least one entry, got none.")
         for name in ("first", "heads"):
@@ -134,9 +132,9 @@ class Asked:
     depths: tuple[float, ...] = option(
         "0,0.25,0.5,0.75,1", "Needle depths (default: 0,0.25,0.5,0.75,1).", "LIST", typed=str
     )
-    repeats: int = option(2, "Needles per length, depth (default: 2).", limits=(1, MOST_ASKED))
-    sequences: int = option(8, "Sequences and copies (default: 8).", limits=(2, MOST_ASKED))
-    lists: int = option(24, "Counting and order questions (default: 24).", limits=(2, MOST_ASKED))
+    repeats: Annotated[int, Limits(1, MOST_ASKED)] = option(2, "Needles per length, depth (default: 2).")
+    sequences: Annotated[int, Limits(2, MOST_ASKED)] = option(8, "Sequences and copies (default: 8).")
+    lists: Annotated[int, Limits(2, MOST_ASKED)] = option(24, "Counting and order questions (default: 24).")
 
     def __post_init__(self) -> None:
         for name, kind, low, high in (("lengths", int, SHORTEST, LONGEST), ("depths", float, 0, 1)):
@@ -150,4 +148,4 @@ class Asked:
             if not given or len(set(given)) < len(given) or not all(low <= each <= high for each in given):
                 got = ", ".join(shown(each) if isinstance(each, int) else f"{each:g}" for each in given)
                 raise invalid(name, f"be different numbers from {low} to {high}", got=got or "none")
-        check_limits(self)
+        check_fields(self)

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from toeplens.ground import InputError, invalid, reading
+from toeplens.ground import InputError, invalid, records
 from toeplens.ground.files import read_yaml
 from toeplens.ground.records import NearlyShare, Record
 from toeplens.lens import retrieval
@@ -224,8 +224,8 @@ _DECIMALS = 9  # decimals of a score, so that a tenth of the tokens is exactly 0
 class HeadRetrieval(Record):
     """Retrieval of one head of the intact model, mean over needles (`toeplens.lens.Retrieval`)."""
 
-    layer: reading.Count
-    head: reading.Count
+    layer: records.Count
+    head: records.Count
     score: NearlyShare
     mass: NearlyShare
 

@@ -19,8 +19,7 @@ from toeplens.engine.head_watch import Watched
 from toeplens.engine.measures import WHY, as_record
 from toeplens.ground import choose
 from toeplens.ground.machine import MOST_SEEDS
-from toeplens.ground.reading import Count, Positive, Share
-from toeplens.ground.records import Like, Record
+from toeplens.ground.records import Count, Positive, Record, Share, like
 from toeplens.lens import Estimate, HeadAblation, LayerDeposit, deposit, over_seeds
 from toeplens.model import Protocol
 from toeplens.studies.kit.verdicts import GRAIN, Contrast, difference
@@ -114,8 +113,8 @@ class CellResult(Record):
     chance: Share
     length_chance: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, lt=1)]
     parameters: Count
-    epochs: Annotated[list[dict[str, Any]], Like(list[_Epoch])]
-    result: Annotated[dict[str, Any], Like(_Result)]
+    epochs: Annotated[list[dict[str, Any]], like(list[_Epoch])]
+    result: Annotated[dict[str, Any], like(_Result)]
     ablation: HeadAblation | None
     measures: dict[str, dict[str, Any]] = field(default_factory=dict)
     watched: list[dict[str, Any]] = field(default_factory=list)

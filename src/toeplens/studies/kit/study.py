@@ -28,10 +28,9 @@ from toeplens.engine import (
     without_weights,
 )
 from toeplens.ground import InputError, choose, parse_json, read_json, rounded, write_json
-from toeplens.ground.files import is_leftover, make_directory, read_bytes, unzipped
+from toeplens.ground.files import LARGEST, is_leftover, make_directory, read_bytes, unzipped
 from toeplens.ground.outputs import LOCK, Busy, locked
-from toeplens.ground.reading import LARGEST, Count, Number, Positive, Text, Truth
-from toeplens.ground.records import Record
+from toeplens.ground.records import Count, Number, Positive, Record, Text, Truth
 from toeplens.model import Decoder
 from toeplens.studies.kit.claims import Entry
 from toeplens.studies.kit.pages import HasPage

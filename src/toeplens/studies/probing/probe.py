@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from toeplens.ground import InputError, invalid, read_json, reading, write_json
-from toeplens.ground.machine import within
+from toeplens.ground import InputError, invalid, read_json, records, write_json
+from toeplens.ground.options import within
 from toeplens.ground.records import Record
 from toeplens.ground.words import fixed
 from toeplens.lens import Estimate, bootstrap_means, over_seeds
@@ -31,7 +31,7 @@ from toeplens.studies.kit.pages import HasPage
 from toeplens.studies.kit.questions import Behaviour, HeadRetrieval, Item, Writer, batches, retrieval_of
 
 _ENOUGH = 8  # minimum number of items for a bootstrap; otherwise Student's t interval
-Number = reading.Number | None
+Number = records.Number | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +39,13 @@ class ItemRecord(Record):
     """One item (`toeplens.studies.kit.questions.Item`), or one range of positions of a text."""
 
     behaviour: Behaviour
-    item: reading.Count  # ranges of one text share this number
-    length: reading.Count
+    item: records.Count  # ranges of one text share this number
+    length: records.Count
     depth: Number = None
-    start: reading.Count | None = None  # first position of a range
-    stop: reading.Count | None = None  # the one after its last
-    nats: reading.Positive  # mean -log p of the answer's tokens, among the choices if there are any
-    right: reading.Share  # whether all answer tokens are the most likely ones; for text and copying the share that is
+    start: records.Count | None = None  # first position of a range
+    stop: records.Count | None = None  # the one after its last
+    nats: records.Positive  # mean -log p of the answer's tokens, among the choices if there are any
+    right: records.Share  # whether all answer tokens are the most likely ones; for text and copying the share that is
     changed_nats: Number = None  # of the changed model; None without changes
     changed_right: Number = None
 
@@ -86,7 +86,7 @@ class ProbeRecord(HasPage, Record):
     PAGE = "toeplens.report.probe:probe_page"
 
     about: dict[str, Any]  # the model, the text, the settings, versions, seconds
-    changes: tuple[reading.Text, ...]  # interventions on the attention
+    changes: tuple[records.Text, ...]  # interventions on the attention
     items: tuple[ItemRecord, ...]
     heads: tuple[HeadRetrieval, ...]  # retrieval of every head, layer by layer; empty if not measured
 

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 
 from toeplens.encodings import BandControl
 from toeplens.ground import InputError, invalid, read_json, write_json
-from toeplens.ground.machine import within
+from toeplens.ground.options import within
 from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.kit.intervals import spearman
 from toeplens.sources.huggingface import Change
