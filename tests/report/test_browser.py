@@ -19,20 +19,26 @@ _INK = """() => [...document.querySelectorAll(".chart svg text")].filter((text) 
     .flatMap((text) => getComputedStyle(text).fill.match(/[0-9]+/g).slice(0, 3).map(Number))"""
 
 
+class Pages(dict[str, Path]):
+    """The pages of published records, made when they are asked for."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def __missing__(self, name: str) -> Path:
+        (self.root / name).mkdir()
+        self[name] = write_report(self.root / name, page_in(RESULTS / name))
+        return self[name]
+
+
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The pages of the published records."""
-    root = tmp_path_factory.mktemp("pages")
-    made = {}
-    for name in RECORDS:
-        (root / name).mkdir()
-        made[name] = write_report(root / name, page_in(RESULTS / name))
-    return made
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
+    return Pages(tmp_path_factory.mktemp("pages"))
 
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_page_is_small_draws_every_chart_in_any_window_and_is_accessible(
-    browser: Browser, pages: dict[str, Path], name: str
+    browser: Browser, pages: Pages, name: str
 ) -> None:
     assert pages[name].stat().st_size < MOST_BYTES
     visit = Visit(browser, pages[name])
@@ -49,7 +55,7 @@ def test_a_page_is_small_draws_every_chart_in_any_window_and_is_accessible(
     visit.end()
 
 
-def test_a_phone_shows_every_chart(browser: Browser, pages: dict[str, Path]) -> None:
+def test_a_phone_shows_every_chart(browser: Browser, pages: Pages) -> None:
     visit = Visit(browser, pages["audit-smollm2"], 390)
     visit.read_to_the_end()
     assert all(100 < across <= 390 for _, across, _ in visit.sizes()), visit.sizes()
@@ -57,7 +63,7 @@ def test_a_phone_shows_every_chart(browser: Browser, pages: dict[str, Path]) -> 
     visit.end()
 
 
-def test_links_tables_and_keys_do_what_they_say(browser: Browser, pages: dict[str, Path]) -> None:
+def test_links_tables_and_keys_do_what_they_say(browser: Browser, pages: Pages) -> None:
     visit = Visit(browser, pages["laptop"])
     visit.until(ALL_DRAWN)
     visit.page.evaluate("location.hash = '#claim-deposit-first-layer'")
@@ -82,7 +88,7 @@ def test_links_tables_and_keys_do_what_they_say(browser: Browser, pages: dict[st
     visit.end()
 
 
-def test_a_printed_page_has_every_chart_on_white(browser: Browser, pages: dict[str, Path]) -> None:
+def test_a_printed_page_has_every_chart_on_white(browser: Browser, pages: Pages) -> None:
     visit = Visit(browser, pages["theory"])
     visit.page.emulate_media(color_scheme="dark")
     visit.read_to_the_end()
@@ -98,7 +104,7 @@ def test_a_printed_page_has_every_chart_on_white(browser: Browser, pages: dict[s
 
 
 def test_a_program_that_is_not_the_pages_own_is_not_run_and_charts_are_words(
-    browser: Browser, pages: dict[str, Path], tmp_path: Path
+    browser: Browser, pages: Pages, tmp_path: Path
 ) -> None:
     text = pages["theory"].read_text("utf-8")
     assert program() in text
@@ -114,7 +120,7 @@ def test_a_program_that_is_not_the_pages_own_is_not_run_and_charts_are_words(
     visit.page.close()
 
 
-def test_pages_may_share_the_program(browser: Browser, pages: dict[str, Path], tmp_path: Path) -> None:
+def test_pages_may_share_the_program(browser: Browser, pages: Pages, tmp_path: Path) -> None:
     (tmp_path / "vega.js").write_text(drawing_program(), "utf-8")
     shared = tmp_path / "page.html"
     shared.write_text(page_in(RESULTS / "theory").html(script="vega.js"), "utf-8")

@@ -110,13 +110,14 @@
     }
   }
   const watcher = new IntersectionObserver((entries) => {
-    for (const entry of entries) {
-      if (entry.isIntersecting) draw(entry.target);
-      else drawn.delete(entry.target);
-    }
+    for (const entry of entries) if (entry.isIntersecting) draw(entry.target);
   }, { rootMargin: "900px" });
   const again = () => places.filter((place) => "drawn" in place.dataset).forEach((place) => draw(place));
   places.forEach((place) => watcher.observe(place));
+  const idle = window.requestIdleCallback ?? ((act) => setTimeout(act, 50));
+  const rest = [...places];
+  const next = () => rest.length && draw(rest.shift()).then(() => idle(next));
+  idle(next);
   new ResizeObserver(again).observe(document.querySelector("main"));
   dark.addEventListener("change", again);
   addEventListener("beforeprint", () => places.forEach((place) => draw(place, true)));
