@@ -41,15 +41,16 @@ def comparison_page(first: Audit, second: Audit, titles: Titles) -> Page:
     pair = (first, second) if measured else (_without_effects(first), _without_effects(second))
     rows = change_rows(pair) if same else []
     notes = [f"{_SEEDS} Layers and heads are counted from 1."]
+    bands = list(_band_sections(pair, titles))
     sections = [
         *_change_sections(pair, titles, rows),
         Section("What kinds of heads are there?", [kinds_table(pair, titles)], id="kinds"),
-        *_band_sections(pair, titles),
+        *bands,
         _settings_section((first, second), titles, same=same),
     ]
     window, question = f"{titles[0]} and {titles[1]}: two audits", f"What changed from {titles[0]} to {titles[1]}?"
     warnings = list(_warnings((first, second), titles, same=same, measured=measured))
-    answer = _answer(pair, titles, rows)
+    answer = " ".join([_answer(pair, titles, rows), *(str(each.parts[1]) for each in bands)]).strip()
     return Page("compare", window, question, answer, _picture(pair, titles, rows), sections, notes, warnings)
 
 
@@ -125,7 +126,7 @@ def map_chart(pair: Pair, rows: Rows) -> Chart:
         cells.append(head | {"mark": marks.get(head["name"], ""), "outline": None})
     tips = tooltip(name="Head", measure="Changed most", change="From, to", size="Standard deviations|.2f")
     end = max(cell["size"] for cell in cells) or 1.0
-    title = "largest change (standard deviations)"
+    title = "largest change (SD)"
     return single.numbered_map(pair[0], cells, "size", end, title, ["Changed most", *lines] if lines else [], tips)
 
 
@@ -278,7 +279,9 @@ def _band_sections(pair: Pair, titles: Titles) -> Iterator[Section]:
         i = max(range(len(pairs)), key=lambda i: abs(change[i]["effect"]), default=None)
         if i is not None:
             ends = (f"{significant(row['effect'])} in {title}" for row, title in zip(pairs[i], titles, strict=True))
-            text = f"Largest change: pairs {change[i]['band']} in {change[i]['layer']}, from {' to '.join(ends)}."
+            text = (
+                f"Band that changed most: pairs {change[i]['band']} in {change[i]['layer']}, from {' to '.join(ends)}."
+            )
         rows += change
     chart = grid(single.bands_chart(rows), "model", panels)
     figure = Figure("bands", "Effect of freezing each band", chart, single.BANDS)

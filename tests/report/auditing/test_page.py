@@ -321,6 +321,6 @@ def test_bands_are_in_one_scale_with_their_change() -> None:
     moved = [row["effect"] for row in rows_of(page, "bands") if row["model"] == "after − before"]
     assert moved == pytest.approx([0.5 if at == 3 else 0.0 for at in range(len(bands))], abs=1e-6)
     band = banded.bands[3]
-    text = f"Largest change: pairs {band.first + 1}–{band.last + 1} in L{band.layer + 1}, from "
-    assert text in page.html()
+    text = f"Band that changed most: pairs {band.first + 1}–{band.last + 1} in L{band.layer + 1}, from "
+    assert text in page.answer
     assert vl_convert.vegalite_to_svg(sized(page.charts()["bands"].to_dict(), 600)).startswith("<svg")
