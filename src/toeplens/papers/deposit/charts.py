@@ -306,7 +306,7 @@ def heads_by_layer(state: Reproduction) -> Chart:
         .encode(y=alt.Y(**value), tooltip=_tips(rows, value), **looks("protocol", series))
         for head, size in (("second most important", 14), ("most important", 60))
     ]
-    return _facets(alt.layer(bars, *marks, data=data(rows)).properties(height=120), rows, "encoding", 4)
+    return _facets(alt.layer(bars, *marks, data=data(rows)).properties(height=110), rows, "encoding", 4)
 
 
 def deposits(state: Reproduction) -> Chart:
@@ -415,7 +415,7 @@ def switches(state: Reproduction, task: str, measure: FactorMeasure) -> Chart:
     for switch, row in product(SWITCHES, factor_rows(state)):
         if (row.task, row.switch) == (task, switch) and (mean := row.effect(measure)):
             place = {"switch": SWITCH_TITLES[switch][0], "instead": SWITCH_TITLES[switch][1]}
-            place |= {"encoding": title(row.base), "others": f"all others as in the {PROTOCOLS[row.end]}"}
+            place |= {"encoding": title(row.base), "others": PROTOCOLS[row.end]}
             rows.append({**place, "seeds": mean.count} | _ends(mean.value, mean.low, mean.high))
     value = number("value", f"change in {TEXTS['measures'][measure]}", format="+.0%", tickCount=5)
     return _dots(rows, value, "switch", "encoding", _ENCODINGS, "others", {"": 0.0})
@@ -445,7 +445,10 @@ def partial(state: Reproduction) -> Chart:
             place = {"panel": f"{text}, {protocol}", "count": count, "which": _WHICH[drawn].title}
             rows += means(chosen(state, protocol, [label], task), lambda cell: cell.accuracy, **place)
     counts = sorted({row["count"] for row in rows})
-    x, y = number("count", "heads with RoPE, per layer", values=counts), number("value", "test accuracy", **_SHARE)
+    x, y = (
+        number("count", "heads with RoPE, per layer", kind="sqrt", values=counts),
+        number("value", "test accuracy", **_SHARE),
+    )
     return _lines(rows, x, y, "which", _WHICH, height=170, points=True) if len(counts) > 2 else None
 
 
@@ -595,7 +598,7 @@ def strength(state: Reproduction) -> Chart:
     x = number("examples", "examples in the mean", kind="log", values=sizes[::3])
     axis = {"domain": [0.01, 1], "values": [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1], "clamp": True}
     y = number("value", "signal to noise", kind="log", **axis)
-    made = _lines(rows, x, y, "encoding", _ENCODINGS, height=200, points=True)
+    made = _lines(rows, x, y, "encoding", _ENCODINGS, height=150, points=True)
     if made is not None:
         noise = alt.Chart().mark_line(strokeDash=[4, 3], strokeWidth=1).encode(x=alt.X(**x), y=alt.Y("noise:Q"))
         made.spec.layer.insert(0, noise)
@@ -632,9 +635,9 @@ def training(state: Reproduction) -> Chart:
 
 
 _TRAINED = [
-    style("accuracy of the intact model", "nope"),
+    style("accuracy of the model", "nope"),
     style("most important head", index=5),
-    style("second most important head", index=0),
+    style("second head", index=0),
 ]
 
 

@@ -58,7 +58,11 @@ def reproduction_page(state: Reproduction) -> Page:
 def _figure(id: str, chart: Any, which: str = "", what: str = "") -> list[Figure]:
     """The figure of a chart with its text; ``which`` is part of its name, and ``what`` of its title."""
     heading, caption = TEXTS["figures"][id]
-    return [] if chart is None else [Figure(f"{id}-{which}".strip("-"), f"{heading} {what}".strip(), chart, caption)]
+    return (
+        []
+        if chart is None
+        else [Figure(f"{id}-{which}".strip("-"), f"{heading}: {what}" if what else heading, chart, caption)]
+    )
 
 
 def _section(title: str, id: str, text: str, groups: Mapping[str, Parts]) -> list[Section]:
@@ -313,7 +317,7 @@ def _changes(state: Reproduction, pictures: Parts) -> dict[str, Parts]:
         what = f"{TEXTS['measures'][measure]}, {TASKS[task]}"
         switches += _figure("switches", charts.switches(state, task, measure), f"{measure}-{task}", what)
     for which in TEXTS["sweep"] if "ladder" in parts else ():
-        sweep += _sweep(state, which, moments=True) + _sweep(state, which)
+        sweep += _sweep(state, which) + _sweep(state, which, moments=True)
     partial = _figure("partial", charts.partial(state))
     if "partial" in parts:
         partial += _figure("partial-layers", charts.layers(state)) + _figure("partial-peaks", charts.peaks(state))
@@ -342,7 +346,7 @@ def _changes_text(state: Reproduction) -> str:
         if row := measured.strongest(rows, "accuracy"):
             to, instead = SWITCH_TITLES[row.switch]
             change = f"{_interval(row.effect('accuracy'))} percentage points of accuracy"
-            told.append(f"RoPE in the {PROTOCOLS[end]} changes most on Task 1 by {to} instead of {instead}: {change}.")
+            told.append(f"In the {PROTOCOLS[end]}, {to} instead of {instead} changes RoPE most (Task 1): {change}.")
     for protocol, rows in product(state.plan.protocols, [_rows(state, DISTANCE)]):
         one, whole = (rows.get((protocol, label)) for label in (f"{PARTIAL}-1", "rope"))
         if one and whole and None not in (one.accuracy, whole.accuracy):
@@ -481,7 +485,7 @@ def _why_text(state: Reproduction) -> str:
         span = f" [{fixed(row['low'])}, {fixed(row['high'])}]" if row["seeds"] > 1 else ""
         told.append(f"{fixed(row['value'])}{span} ({row['protocol']}, {_count(row['seeds'], 'seed')})")
     if not told:
-        return "This only describes; the claims that rest on it are in the ledger."
+        return ""
     return (
         f"In the first layer of RoPE, the exponent of the positional gradient at the logits is {'; '.join(told)}. "
         "At −1/2 it cancels over a batch like noise, at 0 not at all."
@@ -496,19 +500,15 @@ def _claims(state: Reproduction) -> Section:
     tallies = []
     for protocol in state.plan.protocols:
         counts = Counter(entry.verdict for entry in state.entries if entry.protocol == protocol)
-        told = (f"{counts[each]} {verdict_text(each)}" for each in get_args(Verdict) if counts[each])
+        told = (f"{verdict_text(each)} {counts[each]}" for each in get_args(Verdict) if counts[each])
         tallies.append(f"{PROTOCOLS[protocol].capitalize()}: {', '.join(told)}.")
     text = " ".join(tallies) + _opposite(claims)
-    if "released" in state.plan.protocols:
-        text += (
-            " In the evidence for the released protocol, “RoPE” is the code’s model with its sinusoid, and “RoPE, no "
-            "sinusoid” is RoPE."
-        )
     known = measured.recorded() if state.plan.seeds < ENOUGH else {}
     parts = [Ledger(claims, {each: PROTOCOLS[each] for each in state.plan.protocols}, known), text]
     rules = (
         "The rules were written after the laptop record was known and before any desk model was trained; some were "
-        "amended after the desk record was known."
+        "amended after the desk record was known. In the evidence for the released protocol, “RoPE” is the code’s "
+        "model with its sinusoid, and “RoPE, no sinusoid” is RoPE."
     )
     changed = sum(entry.plain != entry.verdict for entry in state.entries)
     differ = f"Without the correction, {changed} of {len(state.entries)} verdicts would differ."
@@ -527,8 +527,7 @@ def _run(state: Reproduction) -> Section:
     used = sorted({place.key.seed for place in _grid(state.plan)})
     facts = [
         ("Scale", f"{state.plan.scale}: {scale.about}"),
-        ("Protocols", ", ".join(state.plan.protocols)),
-        ("Parts", ", ".join(state.plan.parts)),
+        ("Parts", f"{', '.join(state.plan.parts)}; {' and '.join(PROTOCOLS[each] for each in state.plan.protocols)}"),
         ("Seeds", f"{scale.told(state.plan.seeds)} per cell: {spans(used)} (of weights, order and data)"),
         *([("Set-ups", str(state.environment["setups"]))] if state.environment.get("setups") else []),
     ]
