@@ -105,7 +105,7 @@ def test_an_empty_and_an_unfinished_study(tmp_path: Path) -> None:
     page = state.page()
     assert page.picture is None
     assert page.warnings == [f"Not complete: 0 of {state.total} cells are finished (0% of the steps)."]
-    assert "Not decided under the paper protocol: no finished RoPE model can be judged." in page.answer
+    assert "By the paper protocol, not decided: no finished RoPE model can be judged." in page.answer
     assert page.html()
     some = make_study(tmp_path, finished=5).page()
     assert some.picture is not None

@@ -58,11 +58,8 @@ def reproduction_page(state: Reproduction) -> Page:
 def _figure(id: str, chart: Any, which: str = "", what: str = "") -> list[Figure]:
     """The figure of a chart with its text; ``which`` is part of its name, and ``what`` of its title."""
     heading, caption = TEXTS["figures"][id]
-    return (
-        []
-        if chart is None
-        else [Figure(f"{id}-{which}".strip("-"), f"{heading}: {what}" if what else heading, chart, caption)]
-    )
+    title = f"{heading}: {what}" if what else heading
+    return [] if chart is None else [Figure(f"{id}-{which}".strip("-"), title, chart, caption)]
 
 
 def _section(title: str, id: str, text: str, groups: Mapping[str, Parts]) -> list[Section]:
@@ -84,7 +81,7 @@ def answer(state: Reproduction) -> str:
     for entry in state.entries:
         if entry.claim.id != "deposit-first-layer" or entry.protocol is None:
             continue
-        start = f"{TEXTS['answers'][entry.verdict]} under the {PROTOCOLS[entry.protocol]}: "
+        start = f"By the {PROTOCOLS[entry.protocol]}, {TEXTS['answers'][entry.verdict]}: "
         comparison = entry.findings[0].comparison
         if comparison is None:
             parts.append(f"{start}no finished RoPE model can be judged.")
@@ -93,7 +90,9 @@ def answer(state: Reproduction) -> str:
         interval = f"95% interval {' to '.join(map(percent, seen.interval(LEVEL)))}, " if seen.seeds > 1 else ""
         what = "it loses" if rule else "ablating the most important first-layer head of RoPE loses"
         parts.append(f"{start}{what} {percent(seen.value)} of the skill ({interval}{_count(seen.seeds, 'seed')}).")
-        rule = f" The claim needs more than {comparison.low:.0%}, and little from every other head."
+        other = entry.findings[1].comparison
+        less = f", and less than {other.high:.0%} from every other head" if other else ""
+        rule = f" The claim needs more than {comparison.low:.0%}{less}."
     if not parts:
         rope = [each for each in models(state, DISTANCE, charts.ablated) if family(*each[:2]) == "rope"]
         told = [
@@ -200,10 +199,9 @@ def accuracy_table(state: Reproduction, task: str) -> Table:
         lines.append(line)
     for text, of in (("Chance", "chance"), ("Length only", "length_chance")):
         line = [Cell(text, row_css="guess"), ""]
-        for protocol in protocols:  # the released MLA code counts one more label, so the most common one
-            common = Counter(getattr(row, of) for (p, _), row in found.items() if p == protocol).most_common(1)
-            guess = percent(common[0][0], sign=False) if common else ""
-            line += [Cell(guess, right=True, css="edge"), Cell(across=2)]
+        for protocol in protocols:
+            guess = charts.baseline(state, task, protocol, of)
+            line += [Cell("" if guess is None else percent(guess, sign=False), right=True, css="edge"), Cell(across=2)]
         lines.append(line)
     groups = [Cell("Encoding", down=2), Cell("Paper", down=2, right=True)]
     groups += [Cell(f"{PROTOCOLS[each].capitalize()}, ours", across=3, css="group") for each in protocols]
