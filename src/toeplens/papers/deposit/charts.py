@@ -503,7 +503,7 @@ def representation(state: Reproduction) -> Chart:
         found = only(chosen(state, protocol, TEXTS["compared"][protocol]), has("representation"))
         of = lambda cell, quantity=quantity: getattr(cell.measure("representation"), quantity)  # noqa: E731
         rows += means_of(found, of, panel=f"{text}, {PROTOCOLS[protocol]}")
-    x = number("layer", "before layer", values=sorted({row["layer"] for row in rows}))
+    x = number("layer", "before layer", format="d", values=sorted({row["layer"] for row in rows}))
     y = number("value", "mean over seeds")
     return _lines(rows, x, y, "encoding", _ENCODINGS, height=170, columns=2, points=True)
 

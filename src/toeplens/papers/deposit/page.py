@@ -72,6 +72,11 @@ def _section(title: str, id: str, text: str, groups: Mapping[str, Parts]) -> lis
     return [Section(title, [shown, text], [Section(head, each) for head, each in folded.items() if each], id)]
 
 
+def _titled(tables: Iterable[Table]) -> Parts:
+    """Tables below their names."""
+    return [part for each in tables for part in (Markup("<h3>{}</h3>").format(each.name), each)]
+
+
 # ---- the first screen ------------------------------------------------------------------------------------------------
 
 
@@ -146,7 +151,10 @@ def _accuracy(state: Reproduction) -> dict[str, Parts]:
         for figure in _figure("learning", charts.learning(state, task), task, what)
     ]
     shown = _figure("accuracy", charts.accuracy(state))
-    return {"Table 1 beside the paper’s": [*shown, *tables] if shown or curves else [], "Learning curves": curves}
+    return {
+        "Table 1 beside the paper’s": [*shown, *_titled(tables)] if shown or curves else [],
+        "Learning curves": curves,
+    }
 
 
 def _rows(state: Reproduction, task: str) -> dict[tuple[Protocol, str], measured.Row]:
@@ -226,7 +234,7 @@ def _deposit(state: Reproduction) -> dict[str, Parts]:
     layers = deposit_tables(state)
     return {
         "Deposits": _figure("deposits", charts.deposits(state)),
-        "Kind and concentration of each layer": [_DEPOSIT_NOTE, *layers] if layers else [],
+        "Kind and concentration of each layer": [_DEPOSIT_NOTE, *_titled(layers)] if layers else [],
         "Effect of every head": maps,
         "Cumulative ablation within a layer": curves,
         "Position or content?": _figure("position", charts.position(state)),
@@ -321,9 +329,9 @@ def _changes(state: Reproduction, pictures: Parts) -> dict[str, Parts]:
         partial += _figure("partial-layers", charts.layers(state)) + _figure("partial-peaks", charts.peaks(state))
     variants: Parts = []
     if "mla" in parts:
-        variants = [*_figure("mla", charts.mla(state)), *variant_tables(state), *steps_table(state)]
+        variants = [*_figure("mla", charts.mla(state)), *_titled([*variant_tables(state), *steps_table(state)])]
     return {
-        "Differences between the protocols": [*switches, *switch_tables(state)],
+        "Differences between the protocols": [*switches, *_titled(switch_tables(state))],
         "RoPE on some of the heads": partial,
         "MLA: latent attention or its released code?": variants,
         "RoPE with a sinusoid: does it persist?": _figure("representation", charts.representation(state)),
