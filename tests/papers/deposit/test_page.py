@@ -243,13 +243,14 @@ def test_partial_rope_ends_in_nope_and_in_rope_without_sinusoid(tmp_path: Path) 
     assert last["value"] == pytest.approx(state.results.under("released").accuracy(DISTANCE, "rope-alone")[0], rel=1e-4)
 
 
-def test_a_model_of_one_layer_and_one_head_is_drawn(small: Reproduction) -> None:
+def test_models_of_different_sizes_and_of_one_head_are_drawn(small: Reproduction) -> None:
     assert FIRST.ablation is not None
     one = {name: getattr(FIRST.ablation, name)[:1, :1] for name in ("drops", "low", "high")}
     ablation = replace(FIRST.ablation, **one, cumulative=FIRST.ablation.cumulative[:1, :2])
-    cells = [replace(FIRST, ablation=ablation)]
+    cells = [replace(FIRST, ablation=ablation), replace(SECOND, key=replace(SECOND.key, label="mla"))]
     state = replace(small, results=Results(cells), table=accuracy_table(Results(cells), ["paper"]))
-    assert {row["head"] for row in drawn(charts.heads_by_layer(state))} == {"most important"}
+    assert {row["head"] for row in drawn(charts.heads_by_layer(state), encoding="RoPE")} == {"most important"}
+    assert {row["ablated"] for row in drawn(charts.cumulative(state, DISTANCE), encoding="MLA")} == {0, 1, 2}
     assert state.page().html()
 
 
