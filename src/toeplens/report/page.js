@@ -101,8 +101,12 @@
     try {
       await vegaEmbed(place, { $schema: "https://vega.github.io/schema/vega-lite/v6.json", ...spec }, options);
       const picture = place.querySelector("svg");
+      picture.querySelectorAll("[role], [aria-roledescription]").forEach((each) => {
+        for (const name of ["role", "aria-roledescription", "aria-label"]) each.removeAttribute(name);
+      });
       picture.setAttribute("role", "img");
       picture.setAttribute("aria-label", words.get(place));
+      place.querySelector("summary").setAttribute("aria-label", `Save chart ${place.dataset.chart}`);
       place.dataset.drawn = "";
     } catch (error) {
       console.error(error);
