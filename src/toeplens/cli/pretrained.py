@@ -170,8 +170,7 @@ def pretrained(
     from toeplens.cli.audit_output import AuditProgress
     from toeplens.cli.progress import interruptible
     from toeplens.papers.positional_symbolic import pretrained as study
-    from toeplens.papers.positional_symbolic.pretrained.page import pretrained_page
-    from toeplens.report.kit.page import write_report
+    from toeplens.report import write_report
     from toeplens.studies.auditing.inputs import read_text
 
     texts = {each.stem: read_text(each) for each in text}
@@ -184,4 +183,4 @@ def pretrained(
     with interruptible(execution) as limits:
         with progress:
             state = study.examine(model, texts, out, **options, limits=limits)
-        tables.print_study(state, write_report(state.directory, pretrained_page(state)), as_json=as_json)
+        tables.print_study(state, write_report(state.directory, state.page()), as_json=as_json)

@@ -137,8 +137,7 @@ def theory(
     from toeplens.cli import console, tables
     from toeplens.cli.progress import StudyProgress, interruptible
     from toeplens.papers import mathematics
-    from toeplens.papers.mathematics.page import theory_page
-    from toeplens.report.kit.page import write_report
+    from toeplens.report import write_report
     from toeplens.training import PRESETS
 
     choose("scale", scale, PRESETS)
@@ -150,7 +149,7 @@ def theory(
     with interruptible(execution) as limits:
         with progress:
             state = mathematics.check_theory(out, **plan, limits=limits)
-        tables.print_study(state, write_report(state.directory, theory_page(state)), as_json=as_json)
+        tables.print_study(state, write_report(state.directory, state.page()), as_json=as_json)
 
 
 def kind_of(directory: Path) -> tuple[type[Any], Callable[[Any], Page]]:
@@ -158,14 +157,12 @@ def kind_of(directory: Path) -> tuple[type[Any], Callable[[Any], Page]]:
     from toeplens.papers.deposit import Reproduction
     from toeplens.papers.deposit.page import reproduction_page
     from toeplens.papers.mathematics import Theory
-    from toeplens.papers.mathematics.page import theory_page
     from toeplens.papers.positional_symbolic.pretrained import Pretrained
-    from toeplens.papers.positional_symbolic.pretrained.page import pretrained_page
     from toeplens.report.grid.page import grid_page
     from toeplens.studies.grid import Grid
     from toeplens.studies.kit.study import study_in
 
-    pages = {Pretrained: pretrained_page, Theory: theory_page, Grid: grid_page, Reproduction: reproduction_page}
+    pages = {Pretrained: Pretrained.page, Theory: Theory.page, Grid: grid_page, Reproduction: reproduction_page}
     named = {kind.NAME: (kind, page) for kind, page in pages.items()}
     return named.get(study_in(directory) or "", (Reproduction, reproduction_page))
 

@@ -81,6 +81,7 @@ class Theory(State):
     """
 
     NAME, COMMAND, REQUEST = "theory", "theory", Asked
+    PAGE = "toeplens.papers.mathematics.page:theory_page"
 
     scale: str
     seeds: int

@@ -370,6 +370,7 @@ class Pretrained(Examined):
     """The state of the study."""
 
     NAME, COMMAND, REQUEST = "pretrained", "pretrained", Plan
+    PAGE = "toeplens.papers.positional_symbolic.pretrained.page:pretrained_page"
 
     @classmethod
     def planned(cls, request: Plan) -> Plan:
