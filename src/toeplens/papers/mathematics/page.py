@@ -109,8 +109,9 @@ def _answer(theory: Theory, records: Mapping[str, list[Record]]) -> str:
         mean = _over(records["contraction"], "sizes", "width_ratio")[:, -1, -1]
         text += (
             f" Its main claim, spectral contraction, fails as published: the product with a matrix of phases can "
-            f"be {found.max():.2f} times as wide. The mean over RoPE’s frequencies is narrower: {mean.mean():.2f} of the "
-            f"width ({mean.min():.2f} to {mean.max():.2f} over {len(mean)} seeds; {sizes['head_dims'][-1]} dimensions, "
+            f"be {found.max():.2f} times as wide. The mean over RoPE’s frequencies is narrower: {mean.mean():.2f} of "
+            "the width "
+            f"({mean.min():.2f} to {mean.max():.2f} over {len(mean)} seeds; {sizes['head_dims'][-1]} dimensions, "
             f"{sizes['lengths'][-1]} positions)."
         )
     return text
