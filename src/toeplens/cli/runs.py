@@ -172,8 +172,9 @@ def decompose(
     as_json: Json = False,
 ) -> None:
     """Decompose a run's logits into content and position."""
-    from toeplens import report, training
+    from toeplens import training
     from toeplens.cli import console, tables
+    from toeplens.ground.outputs import write_page
     from toeplens.lens import Split
     from toeplens.studies.decomposition import decompose_run
 
@@ -190,7 +191,7 @@ def decompose(
     layers = [number - 1 for number in layer or ([1] if split == "input" else range(1, depth + 1))]
     with console.err.status("decomposing logits"):
         structure = decompose_run(opened, split=split, examples=examples, layers=layers, device=device)  # type: ignore[arg-type]
-    report.write_structure(structure, page)
+    write_page(page, structure.page().html(), "decompose")
     if not as_json:
         console.out.print(tables.structure_table(structure))
         for why in dict.fromkeys(one.why for one in structure.layers if one.why):

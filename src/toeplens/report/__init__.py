@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from toeplens.report.auditing.comparison import render_comparison, write_comparison
     from toeplens.report.auditing.page import render_audit, write_audit
     from toeplens.report.card import free_for_cards, render_card, write_card, write_cards
-    from toeplens.report.decomposition import render_structure, write_structure
     from toeplens.report.grid.page import render_grid, write_grid
     from toeplens.report.kit.page import PAGE
     from toeplens.report.page import Figure, Page, Section, write_report
@@ -26,13 +25,11 @@ __all__ = [
     "render_card",
     "render_comparison",
     "render_grid",
-    "render_structure",
     "write_audit",
     "write_card",
     "write_cards",
     "write_comparison",
     "write_grid",
     "write_report",
-    "write_structure",
 ]
 __getattr__ = lazy(__name__, __file__)

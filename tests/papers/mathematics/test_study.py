@@ -145,7 +145,7 @@ def test_everything_is_carried_out_written_down_and_shown(theory: Theory) -> Non
     assert all(f'id="claim-{claim.id}"' in page for claim in CLAIMS)
     assert "src=" not in page.split("<script", 1)[0]
     assert len(theory.charts()) >= 8
-    assert "2 seeds: statements about trained heads need 5 seeds" in page
+    assert "1 seed: statements about trained heads need 5 seeds" in page
 
 
 @pytest.mark.heavy

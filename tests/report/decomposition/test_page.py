@@ -9,7 +9,7 @@ import pytest
 from tests.report.reading import figures, rows_of, stands_alone, without_plotly
 
 from toeplens.lens import KINDS
-from toeplens.report.decomposition import diagonals_only, pair, render_structure, symbol
+from toeplens.report.decomposition import diagonals_only
 from toeplens.studies.decomposition import ORIGINS, LayerStructure, Origins, Parts, RunStructure
 
 HEADS, LENGTH, FREQUENCIES = 16, 12, 4
