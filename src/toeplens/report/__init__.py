@@ -10,7 +10,7 @@ from toeplens.ground.lazy import lazy
 if TYPE_CHECKING:
     from toeplens.report.auditing.comparison import render_comparison, write_comparison
     from toeplens.report.auditing.page import render_audit, write_audit
-    from toeplens.report.card import free_for_cards, render_card, write_card, write_cards
+    from toeplens.report.card import free_for_cards, write_cards
     from toeplens.report.grid.page import render_grid, write_grid
     from toeplens.report.kit.page import PAGE
     from toeplens.report.page import Figure, Page, Section, write_report
@@ -22,11 +22,9 @@ __all__ = [
     "Section",
     "free_for_cards",
     "render_audit",
-    "render_card",
     "render_comparison",
     "render_grid",
     "write_audit",
-    "write_card",
     "write_cards",
     "write_comparison",
     "write_grid",

@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 from tests.report.browsing import ALL_DRAWN, Visit
-from tests.report.decomposition.test_page import made_up
 from tests.report.grid.language_state import language_grid
 from tests.report.grid.state import made_up_grid
 
-from toeplens.report.decomposition import write_structure
 from toeplens.report.grid.page import render_grid, write_grid
 from toeplens.report.kit.page import pack, packed_plotly
 
@@ -76,14 +74,12 @@ def test_a_program_that_is_not_the_pages_own_is_not_run_and_figures_are_words(
     visit.page.close()
 
 
-@pytest.mark.parametrize("kind", ["grid", "language", "decomposition"])
+@pytest.mark.parametrize("kind", ["grid", "language"])
 def test_a_page_draws_every_plot_without_a_word_and_fits_any_window(
     browser: Browser, path: Path, tmp_path: Path, kind: str
 ) -> None:
     if kind == "language":
         path = write_grid(language_grid(tmp_path, finished=8))
-    elif kind == "decomposition":
-        path = write_structure(made_up(), tmp_path / "page.html")
     visit = Visit(browser, path, 390)
     visit.read_to_the_end()
     if kind == "grid":
