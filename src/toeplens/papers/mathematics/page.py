@@ -12,7 +12,7 @@ import numpy as np
 
 from toeplens.papers.mathematics.statements import DATA, UNIVERSAL, Record
 from toeplens.papers.mathematics.study import Theory
-from toeplens.papers.mathematics.trained import STATES
+from toeplens.papers.mathematics.trained import LABELS, STATES
 from toeplens.report.charts import alt, curves, data, grid, looks, names, number, reference, tooltip
 from toeplens.report.page import Figure, Ledger, Page, Section, ledger, machine_rows
 from toeplens.report.tables import Table, code, make_table
@@ -207,7 +207,17 @@ def _heads(records: Mapping[str, list[Record]]) -> Section:
     told = []
     for name in encodings.values():
         narrower = [row["value"] < 1 for row in trained if row["series"] == name]
-        told.append(f"{name} narrows the range in {sum(narrower)} of {len(narrower)} trained heads")
+        if narrower:
+            told.append(f"{name} narrows the range in {sum(narrower)} of {len(narrower)} trained heads.")
+    absent = [
+        f"{label} {state}"
+        for record in found
+        for label in LABELS
+        for state in STATES
+        if f"{label} {state}" not in record
+    ]
+    if absent:
+        told.append(f"{len(absent)} models diverged or are missing: {', '.join(dict.fromkeys(absent))}.")
     width = number("value", "range with position / without", kind="log")
     chart = strip_chart(widths, width, {"same range": 1})
     errors = _states(found, {"rope": "RoPE"}, "phase_error")
@@ -219,7 +229,7 @@ def _heads(records: Mapping[str, list[Record]]) -> Section:
         "Do the heads of trained models behave so?",
         [
             Figure("range", "Eigenvalue range of a head’s logits", chart, "Each mark is a head of one seed’s model."),
-            f"{'; '.join(told)}.",
+            " ".join(told),
         ],
         [
             Section(
