@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from toeplens.ground.lazy import lazy
 
 if TYPE_CHECKING:
-    from toeplens.report.card import free_for_cards, render_card, write_card, write_cards
+    from toeplens.report.card import free_for_cards, write_cards
     from toeplens.report.comparison import comparison_page
-    from toeplens.report.decomposition import render_structure, write_structure
     from toeplens.report.grid.page import render_grid, write_grid
     from toeplens.report.kit.page import PAGE
     from toeplens.report.page import Figure, Page, Section, write_report
@@ -22,13 +21,9 @@ __all__ = [
     "Section",
     "comparison_page",
     "free_for_cards",
-    "render_card",
     "render_grid",
-    "render_structure",
-    "write_card",
     "write_cards",
     "write_grid",
     "write_report",
-    "write_structure",
 ]
 __getattr__ = lazy(__name__, __file__)

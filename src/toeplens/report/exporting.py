@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import Literal
+from typing import Any, Literal
 
 import great_tables
 import pyarrow as pa
@@ -43,7 +43,7 @@ def draw(figure: Figure, form: Format, columns: int | None = None) -> bytes:
     PNG has 300 dots per inch. ``columns`` defaults to `columns_of` the figure.
     """
     width = round(INCHES[columns or columns_of(figure)] * _PIXELS)
-    theme = config(font=_FONT) | {"background": "white"}
+    theme: dict[str, Any] = config(font=_FONT) | {"background": "white"}
     theme["legend"] = {**theme["legend"], "columns": max(1, width // _LEGEND)}
     spec = sized(figure.spec, width)
     if form == "png":

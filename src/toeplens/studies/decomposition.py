@@ -17,6 +17,7 @@ from toeplens.lens import AttentionTrace, LayerTrace, NoForm, Split, ToeplitzPro
 from toeplens.lens.kit.terms import written_out_profile
 from toeplens.sources import DecoderSource, relevance
 from toeplens.studies.kit.kernels import Decay, KernelEnds, decays_of, kernel_ends
+from toeplens.studies.kit.pages import HasPage
 from toeplens.training import Batches, Run, plan_execution
 
 SHOWN = 64  # maximum number of positions in a heat map
@@ -81,8 +82,10 @@ class Origins(Record):
 
 
 @dataclass(frozen=True)
-class RunStructure(Record):
+class RunStructure(HasPage, Record):
     """The decomposed layers of a run, and the settings."""
+
+    PAGE = "toeplens.report.decomposition:structure_page"
 
     run: str
     encoding: str
