@@ -94,7 +94,8 @@
     if (!width || drawn.get(place) === `${width} ${theme.text.color}`) return;
     drawn.set(place, `${width} ${theme.text.color}`);
     const columns = Math.max(1, Math.floor(width / 150));
-    const config = { ...theme, legend: { ...theme.legend, columns } };
+    const labelLimit = columns > 2 ? theme.legend.labelLimit : (width - AXES) / columns - 25;
+    const config = { ...theme, legend: { ...theme.legend, columns, labelLimit } };
     const spec = sized(charts[place.dataset.chart], width);
     const actions = { export: true, source: false, compiled: false, editor: false };
     const options = { mode: "vega-lite", renderer: "svg", ast: true, actions, config, downloadFileName: place.dataset.chart };
