@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from toeplens.report.card import free_for_cards, render_card, write_card, write_cards
     from toeplens.report.comparison import comparison_page
     from toeplens.report.decomposition import render_structure, write_structure
-    from toeplens.report.grid.page import render_grid, write_grid
     from toeplens.report.kit.page import PAGE
     from toeplens.report.page import Figure, Page, Section, write_report
 
@@ -23,11 +22,9 @@ __all__ = [
     "comparison_page",
     "free_for_cards",
     "render_card",
-    "render_grid",
     "render_structure",
     "write_card",
     "write_cards",
-    "write_grid",
     "write_report",
     "write_structure",
 ]
