@@ -42,7 +42,7 @@ from toeplens.studies.grid import FIGURES, Column, Grid, Row, cells
 from toeplens.studies.grid import measured as heads
 from toeplens.studies.grid.language import LONG, bits, lost
 from toeplens.studies.kit.results import SKILLED, skill
-from toeplens.studies.kit.verdicts import OPEN
+from toeplens.studies.kit.verdicts import GRAIN, OPEN
 
 _NAMED = 4  # tasks up to which the answer names the best encoding of each
 _ROOM = 620  # pixels for the picture
@@ -194,8 +194,8 @@ def _count(number: int, what: str) -> str:
 # ---- accuracy --------------------------------------------------------------------------------------------------------
 
 _ACCURACY = (
-    "Mean test accuracy with its 95% interval over seeds; one seed has no interval. The table below names the best "
-    "encodings of each task, and the baselines."
+    "Mean test accuracy with its 95% interval over seeds (Student’s t, for a standard deviation of at least 0.5 points); "
+    "one seed has no interval."
 )
 _MATRIX = (
     "Test accuracy in per cent, mean over seeds, with the lowest and highest seed. The colour shows skill: accuracy "
@@ -206,7 +206,7 @@ _MATRIX = (
 
 def accuracy_chart(state: Grid) -> Chart:
     """Mean accuracy of each encoding on each task, with its interval over seeds."""
-    rows = seed_means(({**row, "value": cell.accuracy} for cell, row in models(state)), interval=True)
+    rows = seed_means(({**row, "value": cell.accuracy} for cell, row in models(state)), grain=GRAIN)
     if not rows:
         return None
     for row in rows:

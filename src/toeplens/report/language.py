@@ -176,7 +176,7 @@ def loss_chart(state: Grid) -> Chart:
             for name, of in views.items()
             for cell, row in _evaluated(state)
         ),
-        interval=True,
+        grain=0.0,
     )
     if not rows:
         return None

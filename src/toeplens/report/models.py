@@ -11,7 +11,7 @@ import numpy as np
 
 from toeplens import tasks
 from toeplens.ground.words import fixed, listed
-from toeplens.lens import Estimate, over_seeds
+from toeplens.lens import Estimate
 from toeplens.report.charts import alt, data, grid, looks
 from toeplens.report.page import Figure, Section
 from toeplens.report.theme import Style, styles
@@ -51,10 +51,10 @@ def models(state: Grid, *, skilled: bool = False, scans: bool = False) -> Iterat
                     yield cell, {"task": state.spec.title_of(task), "series": column.title}
 
 
-def seed_means(rows: Iterable[Mapping[str, Any]], *, interval: bool = False) -> Rows:
+def seed_means(rows: Iterable[Mapping[str, Any]], *, grain: float | None = None) -> Rows:
     """Mean ``value`` of rows that agree in every other column, with ``low``, ``high`` and the number of ``seeds``.
 
-    interval  a 95% interval over seeds (default: their range); none for a single seed
+    grain  minimum standard deviation of a value, for a 95% interval over seeds (default: their range)
     """
     groups: dict[tuple[tuple[str, Any], ...], list[float]] = {}
     for row in rows:
@@ -63,9 +63,8 @@ def seed_means(rows: Iterable[Mapping[str, Any]], *, interval: bool = False) -> 
     made = []
     for key, values in groups.items():
         low, high = min(values), max(values)
-        if interval and len(values) > 1:
-            found = over_seeds(np.array(values))
-            low, high = found.low, found.high
+        if grain is not None and len(values) > 1:
+            low, high = of_one(values, grain).interval(LEVEL)
         made.append({**dict(key), "value": float(np.mean(values)), "low": low, "high": high, "seeds": len(values)})
     return made
 
