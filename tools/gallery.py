@@ -1,48 +1,29 @@
-"""Make the pages of docs/gallery from the records, by the commands that docs/findings/gallery.md shows.
+"""Make the pages of docs/gallery from the records.
 
     python tools/gallery.py
 
-The pages share one copy of plotly.js. `tests/docs/test_gallery.py` limits their size and compares them with what these
-commands make.
+The pages are those of `toeplens report`, but share one copy of the drawing program. `tests/docs/test_gallery.py` limits
+their size and makes them again.
 """
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
 from pathlib import Path
 
-from toeplens.report.card import PLOTLY
-from toeplens.report.kit.page import plotly
+from toeplens.cli.studies import page_in
+from toeplens.report.page import SCRIPT, drawing_program
 
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT / "docs" / "gallery"
 RECORDS = ("desk", "laptop", "canonical", "smollm2", "language", "audit-smollm2")
 
 
-def commands() -> dict[str, tuple[str, ...]]:
-    """The command that makes each page, by file name."""
-    return {f"{name}.html": ("report", f"results/{name}") for name in RECORDS}
-
-
-def shared(page: str) -> str:
-    """A page that loads plotly from the file next to it instead of containing it."""
-    page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>\n?', "", page)
-    inside = re.compile(r'<script type="text/plain" id="plotly">[^<]*</script>')
-    assert inside.search(page), "the page does not contain plotly"
-    return inside.sub(f'<script src="{PLOTLY}"></script>', page)
-
-
 def make(place: Path) -> None:
     """Make all pages in ``place``."""
     place.mkdir(parents=True, exist_ok=True)
-    (place / PLOTLY).write_text(plotly(), "utf-8")
-    for page, command in commands().items():
-        subprocess.run([sys.executable, "-m", "toeplens", *command], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-        made = ROOT / command[1] / "report.html"
-        (place / page).write_text(shared(made.read_text("utf-8")), "utf-8")
-        made.unlink()
+    (place / SCRIPT).write_text(drawing_program(), "utf-8")
+    for name in RECORDS:
+        (place / f"{name}.html").write_text(page_in(ROOT / "results" / name).html(script=SCRIPT), "utf-8")
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ _ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-ALL_DRAWN = """() => [...document.querySelectorAll(".plot")].every(
-    (plot) => !plot.offsetParent || plot.querySelector(".main-svg"))"""
+ALL_DRAWN = """() => [...document.querySelectorAll(".chart")].every(
+    (chart) => !chart.offsetParent || (chart.querySelector("svg") && "drawn" in chart.dataset))"""
 
 
 @contextmanager
@@ -91,11 +91,11 @@ class Visit:
         self.page.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
 
     def sizes(self) -> list[tuple[str, float, float]]:
-        """Id, width and height of every plot that is not hidden."""
+        """Name, width and height of every chart that is not hidden."""
         return self.page.evaluate(
-            """[...document.querySelectorAll(".plot")].filter((plot) => plot.offsetParent).map((plot) => {
-                const box = plot.querySelector(".main-svg").getBoundingClientRect();
-                return [plot.id, box.width, box.height];
+            """[...document.querySelectorAll(".chart")].filter((chart) => chart.offsetParent).map((chart) => {
+                const box = chart.querySelector("svg").getBoundingClientRect();
+                return [chart.dataset.chart, box.width, box.height];
             })"""
         )
 

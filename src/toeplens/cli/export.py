@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import os
 from pathlib import Path
 from typing import Any
 
 from toeplens.cli.options import Json, Recorded, argument, option
 from toeplens.cli.studies import gather, page_in
-from toeplens.ground import InputError, choose, invalid, write_json, write_text
+from toeplens.ground import InputError, choose, invalid, write_bytes, write_json, write_text
 from toeplens.ground.outputs import entered
 from toeplens.version import __version__
 
@@ -86,64 +85,62 @@ def figures(
     directory: Recorded,
     form: str = option("pdf", "pdf, svg or png (300 dpi) (default: pdf).", "NAME", flag="--format"),
     figure: list[str] | None = option(None, "Name or number of a figure; repeatable (default: all).", "NAME"),
-    columns: int | None = option(None, "Width in columns: 1 (3.25 in) or 2 (6.75 in) (default: as on the page).", "N"),
+    columns: int | None = option(
+        None, "Width in columns: 1 (3.25 in) or 2 (6.75 in) (default: 2 for figures of several panels, else 1).", "N"
+    ),
     out: Path | None = option(None, "Output directory (default: DIRECTORY/figures).", "PATH"),
     as_json: Json = False,
 ) -> None:
-    """Export the figures of a page, sized for a paper.
-
-    One file per panel, on white, with a legend.
-    """
+    """Export the figures of a page, sized for a paper, on white."""
     from toeplens.cli.progress import ProgressBars
-    from toeplens.report.exporting import FORMATS, INCHES, draw, printed_caption, printed_panels, programs
+    from toeplens.report.exporting import FORMATS, INCHES, columns_of, draw
 
     kind = choose("format", form, FORMATS)
     if columns is not None and columns not in INCHES:
         raise invalid("columns", "be 1 or 2", columns)
-    programs()  # before a page is made for them
-    page = page_in(directory)
-    there = [*page.drawn, *page.blocks.values()]
-    if not there:
+    every = list(enumerate(page_in(directory).figures, 1))
+    if not every:
         raise InputError(f"figures: the report of {directory} has no figures.")
-    names = {name for each in there for name in (each.id, str(each.number))}
-    chosen = {choose("figure", each, names) for each in figure} if figure else names
-    wanted = [each for each in there if chosen & {each.id, str(each.number)}]
+    ids = {str(number): each.id for number, each in every}
+    chosen = {choose("figure", ids.get(each, each), ids.values()) for each in figure or ids}
     place = directory / "figures" if out is None else out
-    panels, about = {}, []
-    for each in wanted:
-        own = {"figure": each.id, "number": each.number, "title": each.title, "caption": printed_caption(each)}
-        for name, panel in printed_panels(each, columns).items():
-            panels[place / f"{name}.{kind}"] = panel
-            drawn = {"view": panel.view, "group": panel.group, "panel": panel.panel}
-            about.append({"file": f"{name}.{kind}", **own, **drawn, "inches": [round(x, 2) for x in panel.inches]})
-    done = itertools.count(1)
+    wanted = [(number, each) for number, each in every if each.id in chosen]
+    about = [
+        {"file": f"{each.id}.{kind}", "figure": each.id, "number": number, "title": each.title, "caption": each.caption}
+        | {"inches": INCHES[columns or columns_of(each)]}
+        for number, each in wanted
+    ]
     with entered(place, "figures", (FIGURES,)), ProgressBars() as progress:
         write_json(place / FIGURES, {"directory": str(directory), "figures": about})
-        draw(panels, kind, tabs=os.cpu_count() or 1, on_done=lambda _: progress("files", next(done), len(panels)))
+        for done, (_, each) in enumerate(wanted, 1):
+            write_bytes(place / f"{each.id}.{kind}", draw(each, kind, columns))
+            progress("files", done, len(wanted))
     _print(place, about, as_json)
 
 
 def tables(
     directory: Recorded,
-    form: str = option("both", "csv, latex (booktabs) or both (default: both).", "NAME", flag="--format"),
+    form: str = option(
+        "both", "csv, latex (booktabs), html, or both: csv and latex (default: both).", "NAME", flag="--format"
+    ),
     out: Path | None = option(None, "Output directory (default: DIRECTORY/tables).", "PATH"),
     as_json: Json = False,
 ) -> None:
-    """Export the tables of a page as CSV and LaTeX.
+    """Export the tables of a page as CSV, LaTeX or HTML.
 
     LaTeX tables use booktabs and have a caption and a label.
     """
-    from toeplens.report.exporting import csv_of, latex_of, told_apart
+    from toeplens.report.exporting import csv_of, html_of, latex_of, numbered
 
-    writers = {"csv": csv_of, "tex": latex_of}
-    endings = {"csv": ["csv"], "latex": ["tex"], "both": ["csv", "tex"]}
+    writers = {"csv": csv_of, "tex": latex_of, "html": html_of}
+    endings = {"csv": ["csv"], "latex": ["tex"], "html": ["html"], "both": ["csv", "tex"]}
     chosen = endings[choose("format", form, endings)]
-    found = told_apart(page_in(directory).tables.values())
-    if not found:
+    every = numbered(page_in(directory).tables)
+    if not every:
         raise InputError(f"tables: the report of {directory} has no tables.")
     place, about = directory / "tables" if out is None else out, []
     with entered(place, "tables", (TABLES,)):
-        for table in found:
+        for table in every:
             for ending in chosen:
                 file = f"{table.file}.{ending}"
                 write_text(place / file, writers[ending](table))

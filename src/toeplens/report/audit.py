@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from toeplens.ground.words import fixed, listed, percent, power, significant
 from toeplens.report.charts import Chart, alt, data, grid, heat, looks, names, number, plane, tooltip
@@ -27,7 +28,6 @@ SHARES = ("positional", "symbolic", "interaction")
 MOST = 10  # heads to look at
 _LEAST = 0.2  # a share from which on a head may be one to look at
 _TOKENS = 400  # tokens of the first sequence that are shown
-_BARS = 400  # heads up to which the intervals of their effects are drawn
 ROLES = {  # kinds of heads by column
     "previous": Style("Previous token", COLOURS["blue"], "circle"),
     "induction": Style("Induction", COLOURS["green"], "diamond"),
@@ -250,10 +250,10 @@ def use_chart(audit: AuditRecord) -> Chart | None:
                 rows.append(row | {"wavelength": 2 * pi / abs(turn) if turn else None})
     if not rows:
         return None
-    pairs = sorted({row["pair"] for row in rows}, key=lambda pair: {"none": 0.5, "bias": 1e9}.get(pair) or float(pair))
-    tips = tooltip(
-        layer="Layer", pair="RoPE pair", value="Share|.3f", frequency="Frequency|.3~g", wavelength="Tokens|,.0f"
-    )
+    used = {row["pair"] for row in rows if row["value"] or row["frequency"] is not None}
+    rows = [row for row in rows if row["pair"] in used]
+    pairs = sorted(used, key=lambda pair: {"none": 0.5, "bias": 1e9}.get(pair) or float(pair))
+    tips = tooltip(layer="Layer", pair="Pair", value="Share|.3f", frequency="Frequency|.3~g", wavelength="Tokens|,.0f")
     end = max(abs(row["value"]) for row in rows) or 1.0
     low = -end if min(row["value"] for row in rows) < -0.01 * end else 0.0
     axes = names("pair", pairs, "RoPE pair (1: fastest)"), names("layer", [row["layer"] for row in rows], None)
@@ -271,20 +271,15 @@ def effects_chart(audit: AuditRecord) -> Chart:
         row["at"] = head.layer + 1 + 0.72 * ((head.head + 0.5) / counts[head.place] - 0.5)
         row["label"] = f"L{head.layer + 1} H{head.head + 1}" if head in top else None
     layers = sorted({row["layer"] for row in rows})
-    ticks = layers[:: -(-len(layers) // 16)]
-    x = number("at", "layer", domain=[layers[0] - 0.6, layers[-1] + 0.6], values=ticks, grid=False, format="d")
+    x = number("at", "layer", domain=[layers[0] - 0.6, layers[-1] + 0.6], values=layers, grid=False, format="d")
     title = "effect on the loss (nats per token)" if audit.effect == "loss" else "effect on the last hidden states"
     y = alt.Y(**number("effect", title, format="~g"))
     base = alt.Chart(data(rows)).encode(x=alt.X(**x))
     ends = {"y": alt.Y(field="effect_low", type="quantitative"), "y2": alt.Y2(field="effect_high")}
-    bars = [base.mark_rule(opacity=0.4).encode(**ends)] if _with_bars(audit) else []
+    bars = [base.mark_rule(opacity=0.4).encode(**ends)] if "effect_low" in columns else []
     points = base.mark_point(size=32).encode(y=y, tooltip=_head_tips(columns), **looks("role", _kinds(audit)))
     text = base.mark_text(dy=-9).transform_filter("datum.label != null").encode(y=y, text=alt.Text("label:N"))
     return _by_place(alt.layer(*bars, points, text).properties(height=280), audit)
-
-
-def _with_bars(audit: AuditRecord) -> bool:
-    return "effect_low" in known(audit) and len(audit.heads) <= _BARS
 
 
 def band_rows(audit: AuditRecord) -> list[dict[str, Any]]:
@@ -321,8 +316,8 @@ def look_table(audit: AuditRecord, chosen: dict[int, str]) -> Table:
         head = audit.heads[i]
         rank = 1 + sum((getattr(each, reason) or 0.0) > getattr(head, reason) for each in audit.heads)
         order = "Largest" if rank == 1 else f"{rank}{({2: 'nd', 3: 'rd'}).get(rank, 'th')} largest"
-        digits = [digits_of(name, audit) if name == "effect" else 2 for name in shown]
-        numbers = [fixed(getattr(head, name), count) for name, count in zip(shown, digits, strict=True)]
+        digits = {name: min(digits_of(name, audit), 12 if name == "effect" else 2) for name in shown}
+        numbers = [fixed(getattr(head, name), count) for name, count in digits.items()]
         rows.append([f"{n}  {Names.of(audit).short(head)}", f"{order} {_REASONS[reason]}", *numbers])
     titles = ["Head", "Why", *map(str.capitalize, shown)]
     return make_table("Heads to look at", titles, rows, right=range(2, len(titles)), css="numbers small")
@@ -454,12 +449,8 @@ def audit_page(audit: Audit) -> Page:
     lines = "; ".join(named(audit, chosen))
     picture = Figure("map", "Heads by layer", map_chart(audit), _MAP, lines) if _map_column(audit) else None
     matter = "matter, and which " if audit.effect else ""
-    sections = [
-        *_position_sections(audit),
-        _look_section(audit, chosen),
-        *_effect_sections(audit),
-        _proof_section(audit),
-    ]
+    sections = [*_position_sections(audit), _look_section(audit, chosen)]
+    sections += [*_effect_sections(audit), _proof_section(audit)]
     question, notes = f"Which heads of {name} {matter}depend on position?", list(_notes(audit))
     return Page("audit", f"{name}: audit", question, _answer(audit), picture, sections, notes, list(_warnings(audit)))
 
@@ -527,7 +518,7 @@ def _position_sections(audit: Audit) -> list[Section]:
             groups[head.positional > PATTERN].append(2.0**head.centre)
     if not any(groups.values()):
         return [Section("Position or content?", details[0].parts, details[1:])] if details else []
-    texts = {True: f"with a positional share over {PATTERN:g}", False: "with less"}
+    texts = {True: f"with a positional share over {PATTERN:g}", False: f"with at most {PATTERN:g}"}
     said = [
         f"{significant(median(each), 2)} in the {len(each)} heads {texts[over]}"
         for over, each in groups.items()
@@ -556,24 +547,20 @@ def _look_section(audit: Audit, chosen: dict[int, str]) -> Section:
 def _effect_sections(audit: Audit) -> Iterator[Section]:
     """The effects of heads and of frequency bands, whichever were measured."""
     if top := words.largest(audit.heads, "effect"):
-        caption = "Each mark is a head, above its layer." + f" Lines: 95% intervals {words.over(audit)}." * _with_bars(
-            audit
-        )
+        bars = f" Lines: 95% intervals {words.over(audit)}." * ("effect_low" in known(audit))
+        caption = f"Each mark is a head, above its layer.{bars}"
         figure = Figure("effects", f"Effect of {words.done(audit)} each head", effects_chart(audit), caption)
         text = f"{words.effects(audit)} Largest: {significant(top[1])}, for {Names.of(audit).head(top[0])}."
         table = deposits_table(audit)
         yield Section(
             "Which heads matter?", [figure, text], [Section("Deposit by layer", [table])] if table.body else []
         )
-    if band := words.largest(audit.bands, "effect"):
-        text = f"{words.effects(audit)} Largest: {significant(band[1])}, for {band_name(audit, band[0])}."
+    if found := words.largest(audit.bands, "effect"):
+        band, layer = found[0], Names.of(audit).layer(audit.layer_of(found[0]))
+        place = f"pairs {band.first + 1} to {band.last + 1} in {layer}"
+        text = f"{words.effects(audit)} Largest: {significant(band.effect)}, for {place}."
         figure = Figure("bands", "Effect of freezing each band", bands_chart(band_rows(audit)), BANDS)
         yield Section("Which frequencies matter?", [figure, text])
-
-
-def band_name(audit: AuditRecord, band: BandRecord) -> str:
-    """A band in a sentence."""
-    return f"pairs {band.first + 1} to {band.last + 1} in {Names.of(audit).layer(audit.layer_of(band))}"
 
 
 def _proof_section(audit: Audit) -> Section:
@@ -586,7 +573,6 @@ def _proof_section(audit: Audit) -> Section:
         Section("Settings", [settings_table(audit.about.items())]),
     ]
     if audit.words:
-        details.append(
-            Section(f"First tokens (up to {_TOKENS}) of the first sequence", [" ".join(audit.words[:_TOKENS])])
-        )
+        tokens = Markup("<p><code>{}</code></p>").format(" ".join(audit.words[:_TOKENS]))
+        details.append(Section(f"First tokens (up to {_TOKENS}) of the first sequence", [tokens]))
     return Section("Is it proved?", [f"{said} {words.proof(audit)}", *shown], details, id="proof")

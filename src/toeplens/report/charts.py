@@ -215,6 +215,7 @@ def grid(chart: Chart, field: str, order: Iterable[str], *, columns: int = 3, fr
 
 # ---- for a page, a notebook and a paper ------------------------------------------------------------------------------
 
+SEVERAL = ("vconcat", "hconcat", "concat")  # keys of a specification of several charts
 _AXES, _PANEL = 62, 190  # pixels: an axis with its labels; smallest panel
 
 
@@ -234,7 +235,7 @@ def sized(spec: Mapping[str, Any], width: float) -> dict[str, Any]:
         axes = made.get("usermeta", {}).get("axes", _AXES)
         panel = max(_PANEL / 2, (width - axes) / columns - _AXES / 2)
         return made | {"columns": columns, "spec": {**made["spec"], "width": round(panel)}}
-    for several in ("vconcat", "hconcat", "concat"):
+    for several in SEVERAL:
         if several in made:
             share = width / len(made[several]) if several == "hconcat" else width
             return made | {several: [sized(each, share) for each in made[several]]}
@@ -280,7 +281,7 @@ def _said(value: Any) -> str:
 def _first(spec: Mapping[str, Any], rows: Any) -> tuple[Mapping[str, Any] | None, Any]:
     """The last single chart of a specification, which is on top, and its rows."""
     rows = spec.get("data", {}).get("values", rows)
-    for several in ("layer", "vconcat", "hconcat", "concat"):
+    for several in ("layer", *SEVERAL):
         if several in spec:
             parts = spec[several] if several == "layer" else spec[several][:1]
             return next((found for each in reversed(parts) if (found := _first(each, rows))[0]), (None, None))

@@ -29,6 +29,7 @@ _INPUT = ("text", "sequences", "tokens", "seed")
 _FREQUENCIES = "fastest and slowest frequency"
 _PASSING = ("seconds", "command", "input", "request")  # settings that are not compared
 _BINS = 20
+_SEEDS = "Each model is one training run, so differences are only indicative: other seeds give other numbers, too."
 Pair = tuple[Audit, Audit]
 Titles = tuple[str, str]
 Rows = list[dict[str, Any]]
@@ -39,19 +40,17 @@ def comparison_page(first: Audit, second: Audit, titles: Titles) -> Page:
     same, measured = aligned(first, second), comparable(first, second)
     pair = (first, second) if measured else (_without_effects(first), _without_effects(second))
     rows = change_rows(pair) if same else []
-    notes = [
-        "Layers and heads are counted from 1.",
-        "Two single models are compared: seeds differ, too. Indicative only.",
-    ]
+    notes = [f"{_SEEDS} Layers and heads are counted from 1."]
+    bands = list(_band_sections(pair, titles))
     sections = [
         *_change_sections(pair, titles, rows),
-        Section("What kinds of heads are there?", [kinds_table(pair, titles), _idle_text(pair, titles)], id="kinds"),
-        *_band_sections(pair, titles),
+        Section("What kinds of heads are there?", [kinds_table(pair, titles)], id="kinds"),
+        *bands,
         _settings_section((first, second), titles, same=same),
     ]
     window, question = f"{titles[0]} and {titles[1]}: two audits", f"What changed from {titles[0]} to {titles[1]}?"
     warnings = list(_warnings((first, second), titles, same=same, measured=measured))
-    answer = _answer(pair, titles, rows)
+    answer = " ".join([_answer(pair, titles, rows), *(str(each.parts[1]) for each in bands)]).strip()
     return Page("compare", window, question, answer, _picture(pair, titles, rows), sections, notes, warnings)
 
 
@@ -127,7 +126,7 @@ def map_chart(pair: Pair, rows: Rows) -> Chart:
         cells.append(head | {"mark": marks.get(head["name"], ""), "outline": None})
     tips = tooltip(name="Head", measure="Changed most", change="From, to", size="Standard deviations|.2f")
     end = max(cell["size"] for cell in cells) or 1.0
-    title = "largest change (standard deviations)"
+    title = "largest change (SD)"
     return single.numbered_map(pair[0], cells, "size", end, title, ["Changed most", *lines] if lines else [], tips)
 
 
@@ -226,16 +225,10 @@ def kinds_table(pair: Pair, titles: Titles) -> Table:
     first, second = map(_counts, pair)
     rows = [[kind, first[kind], second[kind]] for kind in first if kind in second]
     note = "Heads that do nothing have nearly uniform attention and no effect. They are not counted otherwise."
-    return make_table("Kinds of heads", ["Heads", *titles], rows, right=(1, 2), note=note, css="numbers small")
-
-
-def _idle_text(pair: Pair, titles: Titles) -> str:
-    """The heads that do nothing, by name."""
-    found = []
     for audit, title in zip(pair, titles, strict=True):
         if heads := [Names.of(audit).short(head) for head in audit.heads if idle(audit, head)]:
-            found.append(f"{', '.join(heads[:12])}{', …' * (len(heads) > 12)} ({title})")
-    return f"Heads that do nothing: {'; '.join(found)}." if found else ""
+            note += f" In {title}: {', '.join(heads[:12])}{', …' * (len(heads) > 12)}."
+    return make_table("Kinds of heads", ["Heads", *titles], rows, right=(1, 2), note=note, css="numbers small")
 
 
 def _answer(pair: Pair, titles: Titles, rows: Rows) -> str:
@@ -275,20 +268,21 @@ def _band_sections(pair: Pair, titles: Titles) -> Iterator[Section]:
     """The bands of both on one scale, and the difference if they have the same bands."""
     if not all(audit.bands for audit in pair):
         return
-    both, text = [single.band_rows(audit) for audit in pair], ""
-    panels = [*titles, f"{titles[1]} − {titles[0]}"]
+    panels, text = [*titles, f"{titles[1]} − {titles[0]}"], ""
+    both = [single.band_rows(audit) for audit in pair]
     rows = [row | {"model": title} for title, each in zip(titles, both, strict=True) for row in each]
-    places, others = ([(*band.place, band.first, band.last) for band in audit.bands] for audit in pair)
-    if places == others:
-        bands = [
-            each for each in zip(*(audit.bands for audit in pair), strict=True) if None not in [b.effect for b in each]
+    if [(row["layer"], row["band"]) for row in both[0]] == [(row["layer"], row["band"]) for row in both[1]]:
+        pairs = [each for each in zip(*both, strict=True) if None not in [row["effect"] for row in each]]
+        change = [
+            row | {"effect": b["effect"] - row["effect"], "model": panels[2], "interval": "–"} for row, b in pairs
         ]
-        for row, other in zip(*both, strict=True):
-            if None not in (row["effect"], other["effect"]):
-                rows.append(row | {"effect": other["effect"] - row["effect"], "model": panels[2], "interval": "–"})
-        a, b = max(bands, key=lambda each: abs((each[1].effect or 0.0) - (each[0].effect or 0.0)))
-        ends = f"from {significant(a.effect)} in {titles[0]} to {significant(b.effect)} in {titles[1]}"
-        text = f"Largest change: {single.band_name(pair[0], a)}, {ends}."
+        i = max(range(len(pairs)), key=lambda i: abs(change[i]["effect"]), default=None)
+        if i is not None:
+            ends = (f"{significant(row['effect'])} in {title}" for row, title in zip(pairs[i], titles, strict=True))
+            text = (
+                f"Band that changed most: pairs {change[i]['band']} in {change[i]['layer']}, from {' to '.join(ends)}."
+            )
+        rows += change
     chart = grid(single.bands_chart(rows), "model", panels)
     figure = Figure("bands", "Effect of freezing each band", chart, single.BANDS)
     yield Section("Did the use of frequencies change?", [figure, text])

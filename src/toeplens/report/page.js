@@ -94,16 +94,19 @@
     if (!width || drawn.get(place) === `${width} ${theme.text.color}`) return;
     drawn.set(place, `${width} ${theme.text.color}`);
     const columns = Math.max(1, Math.floor(width / 150));
-    const labelLimit = columns > 2 ? theme.legend.labelLimit : (width - AXES) / columns - 25;
-    const config = { ...theme, legend: { ...theme.legend, columns, labelLimit } };
+    const config = { ...theme, legend: { ...theme.legend, columns } };
     const spec = sized(charts[place.dataset.chart], width);
     const actions = { export: true, source: false, compiled: false, editor: false };
     const options = { mode: "vega-lite", renderer: "svg", ast: true, actions, config, downloadFileName: place.dataset.chart };
     try {
       await vegaEmbed(place, { $schema: "https://vega.github.io/schema/vega-lite/v6.json", ...spec }, options);
       const picture = place.querySelector("svg");
+      picture.querySelectorAll("[role], [aria-roledescription]").forEach((each) => {
+        for (const name of ["role", "aria-roledescription", "aria-label"]) each.removeAttribute(name);
+      });
       picture.setAttribute("role", "img");
       picture.setAttribute("aria-label", words.get(place));
+      place.querySelector("summary").setAttribute("aria-label", `Save chart ${place.dataset.chart}`);
       place.dataset.drawn = "";
     } catch (error) {
       console.error(error);
@@ -111,13 +114,14 @@
     }
   }
   const watcher = new IntersectionObserver((entries) => {
-    for (const entry of entries) {
-      if (entry.isIntersecting) draw(entry.target);
-      else drawn.delete(entry.target);
-    }
+    for (const entry of entries) if (entry.isIntersecting) draw(entry.target);
   }, { rootMargin: "900px" });
   const again = () => places.filter((place) => "drawn" in place.dataset).forEach((place) => draw(place));
   places.forEach((place) => watcher.observe(place));
+  const idle = window.requestIdleCallback ?? ((act) => setTimeout(act, 50));
+  const rest = [...places];
+  const next = () => rest.length && draw(rest.shift()).then(() => idle(next));
+  idle(next);
   new ResizeObserver(again).observe(document.querySelector("main"));
   dark.addEventListener("change", again);
   addEventListener("beforeprint", () => places.forEach((place) => draw(place, true)));

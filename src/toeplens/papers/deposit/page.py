@@ -58,7 +58,8 @@ def reproduction_page(state: Reproduction) -> Page:
 def _figure(id: str, chart: Any, which: str = "", what: str = "") -> list[Figure]:
     """The figure of a chart with its text; ``which`` is part of its name, and ``what`` of its title."""
     heading, caption = TEXTS["figures"][id]
-    return [] if chart is None else [Figure(f"{id}-{which}".strip("-"), f"{heading} {what}".strip(), chart, caption)]
+    title = f"{heading}: {what}" if what else heading
+    return [] if chart is None else [Figure(f"{id}-{which}".strip("-"), title, chart, caption)]
 
 
 def _section(title: str, id: str, text: str, groups: Mapping[str, Parts]) -> list[Section]:
@@ -71,6 +72,11 @@ def _section(title: str, id: str, text: str, groups: Mapping[str, Parts]) -> lis
     return [Section(title, [shown, text], [Section(head, each) for head, each in folded.items() if each], id)]
 
 
+def _titled(tables: Iterable[Table]) -> Parts:
+    """Tables below their names."""
+    return [part for each in tables for part in (Markup("<h3>{}</h3>").format(each.name), each)]
+
+
 # ---- the first screen ------------------------------------------------------------------------------------------------
 
 
@@ -80,7 +86,7 @@ def answer(state: Reproduction) -> str:
     for entry in state.entries:
         if entry.claim.id != "deposit-first-layer" or entry.protocol is None:
             continue
-        start = f"{TEXTS['answers'][entry.verdict]} under the {PROTOCOLS[entry.protocol]}: "
+        start = f"By the {PROTOCOLS[entry.protocol]}, {TEXTS['answers'][entry.verdict]}: "
         comparison = entry.findings[0].comparison
         if comparison is None:
             parts.append(f"{start}no finished RoPE model can be judged.")
@@ -89,7 +95,9 @@ def answer(state: Reproduction) -> str:
         interval = f"95% interval {' to '.join(map(percent, seen.interval(LEVEL)))}, " if seen.seeds > 1 else ""
         what = "it loses" if rule else "ablating the most important first-layer head of RoPE loses"
         parts.append(f"{start}{what} {percent(seen.value)} of the skill ({interval}{_count(seen.seeds, 'seed')}).")
-        rule = f" The claim needs more than {comparison.low:.0%}, and little from every other head."
+        other = entry.findings[1].comparison
+        less = f", and less than {other.high:.0%} from every other head" if other else ""
+        rule = f" The claim needs more than {comparison.low:.0%}{less}."
     if not parts:
         rope = [each for each in models(state, DISTANCE, charts.ablated) if family(*each[:2]) == "rope"]
         told = [
@@ -143,7 +151,10 @@ def _accuracy(state: Reproduction) -> dict[str, Parts]:
         for figure in _figure("learning", charts.learning(state, task), task, what)
     ]
     shown = _figure("accuracy", charts.accuracy(state))
-    return {"Table 1 beside the paper’s": [*shown, *tables] if shown or curves else [], "Learning curves": curves}
+    return {
+        "Table 1 beside the paper’s": [*shown, *_titled(tables)] if shown or curves else [],
+        "Learning curves": curves,
+    }
 
 
 def _rows(state: Reproduction, task: str) -> dict[tuple[Protocol, str], measured.Row]:
@@ -196,10 +207,9 @@ def accuracy_table(state: Reproduction, task: str) -> Table:
         lines.append(line)
     for text, of in (("Chance", "chance"), ("Length only", "length_chance")):
         line = [Cell(text, row_css="guess"), ""]
-        for protocol in protocols:  # the released MLA code counts one more label, so the most common one
-            common = Counter(getattr(row, of) for (p, _), row in found.items() if p == protocol).most_common(1)
-            guess = percent(common[0][0], sign=False) if common else ""
-            line += [Cell(guess, right=True, css="edge"), Cell(across=2)]
+        for protocol in protocols:
+            guess = charts.baseline(state, task, protocol, of)
+            line += [Cell("" if guess is None else percent(guess, sign=False), right=True, css="edge"), Cell(across=2)]
         lines.append(line)
     groups = [Cell("Encoding", down=2), Cell("Paper", down=2, right=True)]
     groups += [Cell(f"{PROTOCOLS[each].capitalize()}, ours", across=3, css="group") for each in protocols]
@@ -224,7 +234,7 @@ def _deposit(state: Reproduction) -> dict[str, Parts]:
     layers = deposit_tables(state)
     return {
         "Deposits": _figure("deposits", charts.deposits(state)),
-        "Kind and concentration of each layer": [_DEPOSIT_NOTE, *layers] if layers else [],
+        "Kind and concentration of each layer": [_DEPOSIT_NOTE, *_titled(layers)] if layers else [],
         "Effect of every head": maps,
         "Cumulative ablation within a layer": curves,
         "Position or content?": _figure("position", charts.position(state)),
@@ -313,15 +323,15 @@ def _changes(state: Reproduction, pictures: Parts) -> dict[str, Parts]:
         what = f"{TEXTS['measures'][measure]}, {TASKS[task]}"
         switches += _figure("switches", charts.switches(state, task, measure), f"{measure}-{task}", what)
     for which in TEXTS["sweep"] if "ladder" in parts else ():
-        sweep += _sweep(state, which, moments=True) + _sweep(state, which)
+        sweep += _sweep(state, which) + _sweep(state, which, moments=True)
     partial = _figure("partial", charts.partial(state))
     if "partial" in parts:
         partial += _figure("partial-layers", charts.layers(state)) + _figure("partial-peaks", charts.peaks(state))
     variants: Parts = []
     if "mla" in parts:
-        variants = [*_figure("mla", charts.mla(state)), *variant_tables(state), *steps_table(state)]
+        variants = [*_figure("mla", charts.mla(state)), *_titled([*variant_tables(state), *steps_table(state)])]
     return {
-        "Differences between the protocols": [*switches, *switch_tables(state)],
+        "Differences between the protocols": [*switches, *_titled(switch_tables(state))],
         "RoPE on some of the heads": partial,
         "MLA: latent attention or its released code?": variants,
         "RoPE with a sinusoid: does it persist?": _figure("representation", charts.representation(state)),
@@ -342,7 +352,7 @@ def _changes_text(state: Reproduction) -> str:
         if row := measured.strongest(rows, "accuracy"):
             to, instead = SWITCH_TITLES[row.switch]
             change = f"{_interval(row.effect('accuracy'))} percentage points of accuracy"
-            told.append(f"RoPE in the {PROTOCOLS[end]} changes most on Task 1 by {to} instead of {instead}: {change}.")
+            told.append(f"In the {PROTOCOLS[end]}, {to} instead of {instead} changes RoPE most (Task 1): {change}.")
     for protocol, rows in product(state.plan.protocols, [_rows(state, DISTANCE)]):
         one, whole = (rows.get((protocol, label)) for label in (f"{PARTIAL}-1", "rope"))
         if one and whole and None not in (one.accuracy, whole.accuracy):
@@ -481,7 +491,7 @@ def _why_text(state: Reproduction) -> str:
         span = f" [{fixed(row['low'])}, {fixed(row['high'])}]" if row["seeds"] > 1 else ""
         told.append(f"{fixed(row['value'])}{span} ({row['protocol']}, {_count(row['seeds'], 'seed')})")
     if not told:
-        return "This only describes; the claims that rest on it are in the ledger."
+        return ""
     return (
         f"In the first layer of RoPE, the exponent of the positional gradient at the logits is {'; '.join(told)}. "
         "At −1/2 it cancels over a batch like noise, at 0 not at all."
@@ -496,19 +506,15 @@ def _claims(state: Reproduction) -> Section:
     tallies = []
     for protocol in state.plan.protocols:
         counts = Counter(entry.verdict for entry in state.entries if entry.protocol == protocol)
-        told = (f"{counts[each]} {verdict_text(each)}" for each in get_args(Verdict) if counts[each])
+        told = (f"{verdict_text(each)} {counts[each]}" for each in get_args(Verdict) if counts[each])
         tallies.append(f"{PROTOCOLS[protocol].capitalize()}: {', '.join(told)}.")
     text = " ".join(tallies) + _opposite(claims)
-    if "released" in state.plan.protocols:
-        text += (
-            " In the evidence for the released protocol, “RoPE” is the code’s model with its sinusoid, and “RoPE, no "
-            "sinusoid” is RoPE."
-        )
     known = measured.recorded() if state.plan.seeds < ENOUGH else {}
     parts = [Ledger(claims, {each: PROTOCOLS[each] for each in state.plan.protocols}, known), text]
     rules = (
         "The rules were written after the laptop record was known and before any desk model was trained; some were "
-        "amended after the desk record was known."
+        "amended after the desk record was known. In the evidence for the released protocol, “RoPE” is the code’s "
+        "model with its sinusoid, and “RoPE, no sinusoid” is RoPE."
     )
     changed = sum(entry.plain != entry.verdict for entry in state.entries)
     differ = f"Without the correction, {changed} of {len(state.entries)} verdicts would differ."
@@ -527,8 +533,7 @@ def _run(state: Reproduction) -> Section:
     used = sorted({place.key.seed for place in _grid(state.plan)})
     facts = [
         ("Scale", f"{state.plan.scale}: {scale.about}"),
-        ("Protocols", ", ".join(state.plan.protocols)),
-        ("Parts", ", ".join(state.plan.parts)),
+        ("Parts", f"{', '.join(state.plan.parts)}; {' and '.join(PROTOCOLS[each] for each in state.plan.protocols)}"),
         ("Seeds", f"{scale.told(state.plan.seeds)} per cell: {spans(used)} (of weights, order and data)"),
         *([("Set-ups", str(state.environment["setups"]))] if state.environment.get("setups") else []),
     ]

@@ -145,8 +145,7 @@ class State(HasPage):
         """What commands print of it as JSON, besides its progress and claims."""
         return {}
 
-    def frames(self) -> dict[str, Callable[[], pa.Table]]:
-        """Functions that make its tables, by what a row is; other kinds add more in front."""
+    def table_makers(self) -> dict[str, Callable[[], pa.Table]]:
         return {"claims": lambda: table(CLAIMS, (entry.row() for entry in self.entries))}
 
     def frame(self, rows: str | None = None) -> pa.Table:
@@ -154,8 +153,8 @@ class State(HasPage):
 
         rows  what a row is: ``claims``, or for most kinds of study ``cells`` (default) or ``heads``
         """
-        frames = self.frames()
-        return frames[choose("rows", rows or next(iter(frames)), frames)]()
+        makers = self.table_makers()
+        return makers[choose("rows", rows or next(iter(makers)), makers)]()
 
     @classmethod
     def holds(cls, directory: Path | str) -> bool:
@@ -404,8 +403,8 @@ class Gathered(State):
         """The tables, as in results.json."""
         raise NotImplementedError
 
-    def frames(self) -> dict[str, Callable[[], pa.Table]]:
-        return {rows: partial(self.results.frame, rows) for rows in FRAMES} | super().frames()
+    def table_makers(self) -> dict[str, Callable[[], pa.Table]]:
+        return {rows: partial(self.results.frame, rows) for rows in FRAMES} | super().table_makers()
 
     def found(self) -> dict[str, Any]:
         return {**self.tables(), "cells": [cell.to_dict() for cell in self.results.cells]}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from jaxtyping import Float, Int
 
@@ -27,7 +28,7 @@ from toeplens.sources.huggingface.model import library
 from toeplens.sources.huggingface.prediction import Predictions, predictions
 from toeplens.studies.kit.changes import VERSIONS, failures_of, told
 from toeplens.studies.kit.options import SEEDS, Asked
-from toeplens.studies.kit.pages import HasPage
+from toeplens.studies.kit.pages import HasPage, scalars_of
 from toeplens.studies.kit.questions import Behaviour, HeadRetrieval, Item, Writer, batches, retrieval_of
 
 _ENOUGH = 8  # minimum number of items for a bootstrap; otherwise Student's t interval
@@ -89,6 +90,9 @@ class ProbeRecord(HasPage, Record):
     changes: tuple[records.Text, ...]  # interventions on the attention
     items: tuple[ItemRecord, ...]
     heads: tuple[HeadRetrieval, ...]  # retrieval of every head, layer by layer; empty if not measured
+
+    def table_makers(self) -> dict[str, Callable[[], pa.Table]]:
+        return {"items": partial(scalars_of, self.items), "heads": partial(scalars_of, self.heads)}
 
     def of(self, behaviour: Behaviour) -> list[ItemRecord]:
         """The items of one behaviour."""

@@ -147,8 +147,8 @@ class Examined(State):
             "probes": {name: each.to_dict() for name, each in self.probes.items()},
         }
 
-    def frames(self) -> dict[str, Callable[[], pa.Table]]:
-        return {"heads": self._heads} | super().frames()
+    def table_makers(self) -> dict[str, Callable[[], pa.Table]]:
+        return {"heads": self._heads} | super().table_makers()
 
     def _heads(self) -> pa.Table:
         named = [

@@ -1,0 +1,131 @@
+"""All pages in a real browser: they draw every chart, ask nobody, fit a phone, and keep no reader out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+from tests.report.browsing import ALL_DRAWN, Visit
+
+from toeplens.cli.studies import page_in
+from toeplens.report.page import drawing_program, pack, program, write_report
+
+pytestmark = pytest.mark.heavy
+RESULTS = Path(__file__).parents[2] / "results"
+RECORDS = ("laptop", "canonical", "language", "smollm2", "theory", "audit-smollm2")
+MOST_BYTES, TALLEST = 1_500_000, 8_000
+_INK = """() => [...document.querySelectorAll(".chart svg text")].filter((text) => text.getClientRects().length)
+    .flatMap((text) => getComputedStyle(text).fill.match(/[0-9]+/g).slice(0, 3).map(Number))"""
+
+
+class Pages(dict[str, Path]):
+    """The pages of published records, made when they are asked for."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def __missing__(self, name: str) -> Path:
+        (self.root / name).mkdir()
+        self[name] = write_report(self.root / name, page_in(RESULTS / name))
+        return self[name]
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
+    return Pages(tmp_path_factory.mktemp("pages"))
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_page_is_small_draws_every_chart_in_any_window_and_is_accessible(
+    browser: Browser, pages: Pages, name: str
+) -> None:
+    assert pages[name].stat().st_size < MOST_BYTES
+    visit = Visit(browser, pages[name])
+    visit.read_to_the_end()
+    assert visit.page.evaluate("document.documentElement.scrollHeight") <= TALLEST
+    assert visit.sizes(), "a page shows a picture"
+    assert all(200 < across <= 1040 and down > 40 for _, across, down in visit.sizes()), visit.sizes()
+    assert visit.page.evaluate("document.querySelector('header .chart').getBoundingClientRect().top") < 900
+    visit.unfold()
+    visit.read_to_the_end()
+    assert len(visit.sizes()) == visit.page.locator(".chart").count()
+    assert visit.fits_any_window()
+    assert visit.barriers() == visit.barriers("dark") == []
+    visit.end()
+
+
+def test_a_phone_shows_every_chart(browser: Browser, pages: Pages) -> None:
+    visit = Visit(browser, pages["audit-smollm2"], 390)
+    visit.read_to_the_end()
+    assert all(100 < across <= 390 for _, across, _ in visit.sizes()), visit.sizes()
+    assert visit.fits()
+    visit.end()
+
+
+def test_links_tables_and_keys_do_what_they_say(browser: Browser, pages: Pages) -> None:
+    visit = Visit(browser, pages["laptop"])
+    visit.until(ALL_DRAWN)
+    visit.page.evaluate("location.hash = '#claim-deposit-first-layer'")
+    visit.until("() => document.querySelector('#claim-deposit-first-layer details').open")
+    visit.unfold()
+    with visit.page.expect_download() as download:
+        visit.page.get_by_label("Save as CSV: Models", exact=True).click()
+    lines = Path(download.value.path()).read_text("utf-8").splitlines()
+    assert download.value.suggested_filename == "models.csv"
+    assert len(lines) == 1 + visit.page.locator("[aria-label='Models'] tbody tr").count()
+    summary = visit.page.locator("details.more > summary").first
+    summary.focus()
+    visit.page.keyboard.press("Enter")
+    assert not visit.page.evaluate("document.querySelector('details.more').open")
+    visit.end()
+    visit = Visit(browser, pages["audit-smollm2"])
+    visit.unfold()
+    table = visit.page.locator("table.sortable").first
+    table.locator("thead button").nth(2).click()
+    values = [float(text.replace("−", "-")) for text in table.locator("tbody tr > :nth-child(3)").all_inner_texts()]
+    assert values == sorted(values, reverse=True)
+    visit.end()
+
+
+def test_a_printed_page_has_every_chart_on_white(browser: Browser, pages: Pages) -> None:
+    visit = Visit(browser, pages["theory"])
+    visit.page.emulate_media(color_scheme="dark")
+    visit.read_to_the_end()
+    visit.until(f"() => Math.min(...({_INK})()) > 100")
+    visit.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    visit.until(f"() => Math.max(...({_INK})()) < 150")
+    visit.until("() => [...document.querySelectorAll('.chart')].every((chart) => chart.querySelector('svg'))")
+    visit.page.evaluate("dispatchEvent(new Event('afterprint'))")
+    visit.until(f"() => Math.min(...({_INK})()) > 100")
+    visit.page.emulate_media(media="print", color_scheme="dark")
+    assert visit.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    visit.end()
+
+
+def test_a_program_that_is_not_the_pages_own_is_not_run_and_charts_are_words(
+    browser: Browser, pages: Pages, tmp_path: Path
+) -> None:
+    text = pages["theory"].read_text("utf-8")
+    assert program() in text
+    changed = tmp_path / "page.html"
+    changed.write_text(text.replace(program(), pack("window.vegaEmbed = () => {}")), "utf-8")
+    visit = Visit(browser, changed)
+    visit.page.wait_for_timeout(500)
+    for chart in visit.page.locator(".chart").all():
+        assert (chart.text_content() or "").strip()
+    assert visit.page.locator(".chart svg").count() == 0
+    assert [said for said in visit.complaints if "Content Security Policy" not in said] == []
+    assert visit.complaints
+    visit.page.close()
+
+
+def test_pages_may_share_the_program(browser: Browser, pages: Pages, tmp_path: Path) -> None:
+    (tmp_path / "vega.js").write_text(drawing_program(), "utf-8")
+    shared = tmp_path / "page.html"
+    shared.write_text(page_in(RESULTS / "theory").html(script="vega.js"), "utf-8")
+    assert shared.stat().st_size < pages["theory"].stat().st_size - 300_000
+    visit = Visit(browser, shared)
+    visit.read_to_the_end()
+    assert visit.complaints == []
+    visit.page.close()

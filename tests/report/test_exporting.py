@@ -1,0 +1,110 @@
+"""Figures and tables for a paper, made of the charts and tables that a page shows."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toeplens.report import Figure
+from toeplens.report.charts import curves, grid, number
+from toeplens.report.exporting import FORMATS, INCHES, columns_of, csv_of, draw, html_of, latex_of, numbered
+from toeplens.report.tables import Cell, Table, make_table
+from toeplens.report.theme import styles
+
+GROUPED = make_table(
+    "What it 'costs'",
+    [Cell("RoPE", right=True), Cell("A<B", right=True)],
+    [
+        ["index", Cell("−1.5", ("−2 to −1", "3 models"), right=True), Cell("–", right=True)],
+        ["all\nof it", Cell("not part", across=2)],
+    ],
+    groups=[Cell("Task", down=2), Cell("Encoding", across=2)],
+    note="Nats per token, 95% interval.",
+)
+ROWS = [{"x": x, "y": x**0.5, "series": each, "task": task} for x in range(5) for each in "ab" for task in "cd"]
+LINES = curves(ROWS, number("x", "distance"), number("y", "loss"), styles([("a", "a"), ("b", "b")]).values())
+SINGLE, PANELS = Figure("single", "One", LINES), Figure("panels", "Two", grid(LINES, "task", "cd", columns=2))
+
+
+def test_a_figure_has_the_width_of_its_columns_in_every_format() -> None:
+    assert (columns_of(SINGLE), columns_of(PANELS)) == (1, 2)
+    for columns in (1, 2):
+        text = draw(SINGLE, "svg", columns).decode()
+        width = re.search(r'<svg[^>]* width="([\d.]+)in"', text)
+        assert width is not None
+        assert float(width[1]) == pytest.approx(INCHES[columns], abs=0.02)
+        box = re.search(rb"/MediaBox\s*\[0 0 ([\d.]+)", draw(SINGLE, "pdf", columns))
+        assert box is not None
+        assert float(box[1]) / 72 == pytest.approx(INCHES[columns], abs=0.02)
+        png = draw(SINGLE, "png", columns)
+        assert int.from_bytes(png[16:20]) / 300 == pytest.approx(INCHES[columns], abs=0.02)
+        assert 'font-size="11px"' in text
+        assert "distance" in text
+        assert 'fill="white"' in text
+    narrow = draw(PANELS, "svg", 1).decode()
+    assert narrow != draw(PANELS, "svg").decode()
+    for form in FORMATS[1:]:  # the objects of a PDF come in any order
+        assert draw(PANELS, form) == draw(PANELS, form)
+
+
+def test_a_table_has_its_groups_and_small_print_as_csv() -> None:
+    rows = list(csv.reader(io.StringIO(csv_of(GROUPED))))
+    assert rows == [
+        ["Task", "Encoding: RoPE", "Encoding: A<B"],
+        ["index", "-1.5 (-2 to -1; 3 models)", ""],
+        ["all of it", "not part", "not part"],
+    ]
+
+
+def test_a_table_in_latex_and_html_has_its_groups_caption_and_label() -> None:
+    text = latex_of(GROUPED)
+    assert r"\caption{What it 'costs'. Nats per token, 95\% interval.}\label{tab:what-it-costs}" in text
+    assert r"\multicolumn{2}{c}{Encoding}" in text
+    assert r"\toprule" in text
+    assert "index & -1.5 (-2 to -1; 3 models) & –" in text
+    assert r"A\textless{}B" in text or "A<B" in text
+    page = html_of(GROUPED)
+    assert "A&lt;B" in page
+    assert "Encoding" in page
+    assert 'id="what-it-costs"' in page
+    long = make_table("Long", ["a"], [[str(i)] for i in range(60)])
+    assert r"\begin{longtable}" in latex_of(long)
+    assert r"\begin{longtable}" not in text
+    assert latex_of(make_table("Rows", [], [["Seeds", "5"]])).count("Seeds & 5") == 1
+
+
+@given(st.text(alphabet="#$%&_{}~^\\<>ab", min_size=1, max_size=8))
+def test_what_latex_would_take_for_its_own_is_escaped(text: str) -> None:
+    row = next(line for line in latex_of(make_table("T", ["a", "b"], [["x", text]])).splitlines() if line[:3] == "x &")
+    assert re.search(r"(?<!\\)[#$%_]", row.replace(r"\$", "")) is None
+    assert row.count("&") - row.count(r"\&") == 1
+
+
+def test_what_a_spreadsheet_would_run_is_text_and_numbers_stay_numbers() -> None:
+    cells = ["=1+1", "@cmd", "+a", "-2.5", "−3", "-1 (2 to 3)"]
+    rows = list(csv.reader(io.StringIO(csv_of(make_table("T", ["a"], [[each] for each in cells])))))[1:]
+    assert [row[0] for row in rows] == ["'=1+1", "'@cmd", "'+a", "-2.5", "-3", "-1 (2 to 3)"]
+
+
+def test_tables_of_one_name_are_numbered_and_empty_ones_left_out() -> None:
+    empty = Table("T", [], [])
+    names = [each.file for each in numbered([GROUPED, empty, GROUPED])]
+    assert names == ["what-it-costs", "what-it-costs-2"]
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no TeX on this machine")
+def test_the_latex_compiles(tmp_path: Path) -> None:
+    packages = "\n".join(rf"\usepackage{{{name}}}" for name in ("booktabs", "caption", "longtable"))
+    body = latex_of(GROUPED).replace("−", "-")
+    source = rf"\documentclass{{article}}{packages}\begin{{document}}{body}\end{{document}}"
+    (tmp_path / "t.tex").write_text(source)
+    done = subprocess.run(["pdflatex", "-interaction=batchmode", "t.tex"], cwd=tmp_path, capture_output=True)
+    assert done.returncode == 0, (tmp_path / "t.log").read_text()[-2000:]
