@@ -131,8 +131,10 @@ def _question(state: Grid, spoken: Sequence[str]) -> str:
 def answer(state: Grid) -> str:
     """The best encodings by task, with intervals over seeds."""
     spoken, parts = list(map(state.spec.title_of, language_tasks(state.spec))), language.answers(state)
-    found = {task: each for task, each in by_task(state, lambda cell: cell.accuracy).items() if task not in spoken}
-    if not found and not parts:
+    every = {task: each for task, each in by_task(state, lambda cell: cell.accuracy).items() if task not in spoken}
+    learned = {row["task"] for cell, row in models(state) if cell.skilled}
+    found = {task: each for task, each in every.items() if task in learned}
+    if not every and not parts:
         return "No model is finished yet."
     if len(found) > _NAMED:
         alone = {task: each for task, each in found.items() if len(each) > 1 and len(best_of(each)) == 1}
@@ -141,9 +143,13 @@ def answer(state: Grid) -> str:
         parts.append(f"Best alone: {single}." if alone else "On no task is one encoding better than all others.")
     elif found:
         parts.append(f"By test accuracy: {'; '.join(_winner(task, each) for task, each in found.items())}.")
-    few = "With one seed this is only indicative."
-    many = f"Brackets and ties: 95% intervals over {state.spec.seeds} seeds."
-    return " ".join([*parts, many if state.spec.seeds > 1 else few])
+    if unlearned := [task for task in every if task not in learned]:
+        parts.append(f"No encoding learns {listed(unlearned)}.")
+    if state.spec.seeds > 1:
+        parts.append(f"Brackets and ties: 95% intervals over {state.spec.seeds} seeds.")
+    if state.spec.seeds < ENOUGH:
+        parts.append(f"With {_count(state.spec.seeds, 'seed')} this is only indicative.")
+    return " ".join(parts)
 
 
 def _winner(task: str, found: Sequence[Standing]) -> str:

@@ -195,7 +195,7 @@ def test_one_seed_of_one_encoding_is_a_page_and_titles_are_escaped(tmp_path: Pat
     )
     page = made_up_grid(tmp_path, spec).page()
     assert page.question == f"How well does {NASTY} do on 1 task?"
-    assert page.answer.endswith("With one seed this is only indicative.")
+    assert page.answer.endswith("With 1 seed this is only indicative.")
     assert "[" not in page.answer, "no interval"
     html = page.html()
     assert "<script>alert" not in html
