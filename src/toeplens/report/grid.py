@@ -471,10 +471,7 @@ def costs_table(state: Grid) -> Table:
         logs = [np.log(row.train_seconds / o) for row in mine if row.train_seconds and (o := first.get(row.task))]
         count, size = sum(row.seeds - row.diverged for row in mine), [f"{each:,}" for each in sizes]
         relative = f"{np.exp(np.mean(logs)):.2f}" if logs else DASH
-        seconds, share = (
-            mean_text((row.train_seconds for row in mine), 1),
-            mean_text((row.toeplitz for row in mine), 1, 100),
-        )
+        seconds, share = [row.train_seconds for row in mine], [row.toeplitz for row in mine]
         rows.append([Cell(one.title, sign=one), str(count), "–".join(dict.fromkeys((size[0], size[-1])))])
         rows[-1] += [mean_text(seconds, 1), relative, mean_text(share, 1, 100)]
     columns = ["Encoding", "Models", "Parameters", "Training time (s)", "Relative time", "Toeplitz share (%)"]
