@@ -25,7 +25,6 @@ from toeplens.ground.words import fixed
 from toeplens.papers.deposit import SCALES
 from toeplens.papers.deposit.measured import END, decided, factor_table, factor_wholes, in_order, left_over, look_at
 from toeplens.papers.deposit.spec import BASES, RUNGS, TASK, title
-from toeplens.report.models import mean_text
 from toeplens.studies import ENOUGH, CellResult
 from toeplens.studies.grid import language
 from toeplens.studies.grid.measured import kept
@@ -65,10 +64,13 @@ def ledger(name: str) -> list[dict[str, Any]]:
 
 def spread(values: Iterable[float | None], digits: int = 2, *, percent: bool = False, of: int = 0) -> str:
     """Mean, lowest and highest value over models, and the number of models if it is below ``of``."""
-    found = [value for value in values if value is not None and math.isfinite(value)]
-    mean, *ends = mean_text(found, digits, 100 if percent else 1).split(" ", 1)
-    models = f", {len(found)} of {of} models" if of > len(found) > 0 else ""
-    return " ".join([mean + "%" * (percent and bool(found)), *ends]) + models
+    known = [float(value) for value in values if value is not None and math.isfinite(value)]
+    scale, unit = (100, "%") if percent else (1, "")
+    if not known:
+        return fixed(None, digits)
+    mean, low, high = (fixed(scale * value, digits) for value in (float(np.mean(known)), min(known), max(known)))
+    models = f", {len(known)} of {of} models" if of > len(known) else ""
+    return (f"{mean}{unit} ({low} to {high})" if len(known) > 1 else f"{mean}{unit}") + models
 
 
 # ---- ledgers ---------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import io
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,8 +50,10 @@ def test_a_figure_has_the_width_of_its_columns_in_every_format() -> None:
         assert 'font-size="11px"' in text
         assert "distance" in text
         assert 'fill="white"' in text
-    narrow = draw(PANELS, "svg", 1).decode()
-    assert narrow != draw(PANELS, "svg").decode()
+    for columns in (1, 2):
+        width = re.search(r'<svg[^>]* width="([\d.]+)in"', draw(PANELS, "svg", columns).decode())
+        assert width is not None
+        assert float(width[1]) == pytest.approx(INCHES[columns], abs=0.05), "with several panels, too"
     for form in FORMATS[1:]:  # the objects of a PDF come in any order
         assert draw(PANELS, form) == draw(PANELS, form)
 
@@ -69,8 +72,8 @@ def test_a_table_in_latex_and_html_has_its_groups_caption_and_label() -> None:
     assert r"\caption{What it 'costs'. Nats per token, 95\% interval.}\label{tab:what-it-costs}" in text
     assert r"\multicolumn{2}{c}{Encoding}" in text
     assert r"\toprule" in text
-    assert "index & -1.5 (-2 to -1; 3 models) & –" in text
-    assert r"A\textless{}B" in text or "A<B" in text
+    assert r"index & $-$1.5 ($-$2 to $-$1; 3 models) & –" in text
+    assert r"Task & RoPE & A\textless{}B \\" in text
     page = html_of(GROUPED)
     assert "A&lt;B" in page
     assert "Encoding" in page
@@ -78,7 +81,50 @@ def test_a_table_in_latex_and_html_has_its_groups_caption_and_label() -> None:
     long = make_table("Long", ["a"], [[str(i)] for i in range(60)])
     assert r"\begin{longtable}" in latex_of(long)
     assert r"\begin{longtable}" not in text
-    assert latex_of(make_table("Rows", [], [["Seeds", "5"]])).count("Seeds & 5") == 1
+    rows = latex_of(make_table("Rows", [], [["Seeds", "5"]]))
+    assert "\\toprule\nSeeds & 5" in rows, "no names of columns where there are none"
+
+
+def test_groups_of_groups_stand_above_each_other_and_equal_names_are_two_groups() -> None:
+    head = [
+        [Cell("", down=3), Cell("all", across=4)],
+        [Cell("a", across=2), Cell("b", across=2)],
+        [Cell("x"), Cell("y"), Cell("a"), Cell("b")],
+    ]
+    text = latex_of(Table("T", head, [[Cell(letter) for letter in "pqrst"]]))
+    above, below, names = (
+        text.index(each) for each in ("{4}{c}{all}", "{2}{c}{a} & \\multicolumn{2}{c}{b}", "x & y & a & b")
+    )
+    assert above < below < names
+    assert html_of(Table("T", head, [[Cell(letter) for letter in "pqrst"]])).count("colgroup") == 3
+
+
+@pytest.mark.parametrize("make", [latex_of, html_of])
+def test_a_spanning_cell_is_shown_once_and_equal_cells_are_not_one(make: Callable[[Table], str]) -> None:
+    same = Cell("twin")
+    made = make(make_table("T", ["x", "y", "z"], [[Cell("tall", down=2), same, same], [same, Cell("b")]]))
+    assert made.count("tall") == 1
+    assert made.count("twin") == 3
+
+
+def test_signs_of_mathematics_are_mathematics() -> None:
+    made = latex_of(make_table("−T", ["Δ"], [["−1 ± 2, λ ≤ 10⁻³ – Σ “x” | é"]]))
+    assert r"$-$1 ± 2, $\lambda$ $\le$ 10$^{-3}$ – $\Sigma$ “x” \textbar{} é \\" in made
+    assert r"\caption{$-$T.}" in made
+    assert r"$\Delta$ \\" in made
+
+
+def test_wide_tables_fit_and_long_cells_wrap() -> None:
+    wide = latex_of(make_table("T", [], [["word " * 3] * 6]))
+    assert r"\begin{table*}" in wide
+    assert r"\begin{adjustbox}{max width=\linewidth}" in wide
+    long = latex_of(make_table("T", [], [["word " * 30, "b"]]))
+    assert r"\begin{tabular}{>{\raggedright\arraybackslash}p{0.70\linewidth}l}" in long
+    tall = latex_of(make_table("T", [], [["word " * 30, "b"]] * 60))
+    assert r"\begin{longtable}{>{\raggedright\arraybackslash}p{0.70\linewidth}l}" in tall
+    for made in (wide, long, tall):
+        begun, ended = (re.findall(rf"\\{word}\{{([a-z*]+)\}}", made) for word in ("begin", "end"))
+        assert begun == ended[::-1]
 
 
 @given(st.text(alphabet="#$%&_{}~^\\<>ab", min_size=1, max_size=8))
@@ -102,8 +148,8 @@ def test_tables_of_one_name_are_numbered_and_empty_ones_left_out() -> None:
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no TeX on this machine")
 def test_the_latex_compiles(tmp_path: Path) -> None:
-    packages = "\n".join(rf"\usepackage{{{name}}}" for name in ("booktabs", "caption", "longtable"))
-    body = latex_of(GROUPED).replace("−", "-")
+    packages = "\n".join(rf"\usepackage{{{name}}}" for name in ("adjustbox", "array", "booktabs", "longtable"))
+    body = latex_of(GROUPED)
     source = rf"\documentclass{{article}}{packages}\begin{{document}}{body}\end{{document}}"
     (tmp_path / "t.tex").write_text(source)
     done = subprocess.run(["pdflatex", "-interaction=batchmode", "t.tex"], cwd=tmp_path, capture_output=True)

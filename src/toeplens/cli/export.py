@@ -121,19 +121,19 @@ def figures(
 def tables(
     directory: Recorded,
     form: str = option(
-        "both", "csv, latex (booktabs), html, or both: csv and latex (default: both).", "NAME", flag="--format"
+        "both", "csv, latex (booktabs), html, both (csv and latex) or all (default: both).", "NAME", flag="--format"
     ),
     out: Path | None = option(None, "Output directory (default: DIRECTORY/tables).", "PATH"),
     as_json: Json = False,
 ) -> None:
-    """Export the tables of a page as CSV, LaTeX or HTML.
+    """Export the tables of a page as CSV, LaTeX and HTML.
 
     LaTeX tables use booktabs and have a caption and a label.
     """
     from toeplens.report.exporting import csv_of, html_of, latex_of, numbered
 
     writers = {"csv": csv_of, "tex": latex_of, "html": html_of}
-    endings = {"csv": ["csv"], "latex": ["tex"], "html": ["html"], "both": ["csv", "tex"]}
+    endings = {"csv": ["csv"], "latex": ["tex"], "html": ["html"], "both": ["csv", "tex"], "all": list(writers)}
     chosen = endings[choose("format", form, endings)]
     every = numbered(page_in(directory).tables)
     if not every:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import csv
 import io
 import re
+import unicodedata
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
-from typing import Literal
+from typing import Any, Literal
 
 import great_tables
 import pyarrow as pa
@@ -42,29 +42,35 @@ def draw(figure: Figure, form: Format, columns: int | None = None) -> bytes:
 
     PNG has 300 dots per inch. ``columns`` defaults to `columns_of` the figure.
     """
-    width = round(INCHES[columns or columns_of(figure)] * _PIXELS)
-    theme = config(font=_FONT) | {"background": "white"}
+    inches = INCHES[columns or columns_of(figure)]
+    width = round(inches * _PIXELS)
+    theme: dict[str, Any] = config(font=_FONT) | {"background": "white"}
     theme["legend"] = {**theme["legend"], "columns": max(1, width // _LEGEND)}
-    spec = sized(figure.spec, width)
+    text = vl_convert.vegalite_to_svg(sized(figure.spec, width), config=theme)
+    if more := round(width - _width(text)):  # panels whose axes have other widths than `sized` expects
+        text = vl_convert.vegalite_to_svg(sized(figure.spec, width + more), config=theme)
+    ids: dict[str, str] = {}
+    text = re.sub(r"(clip|gradient_)(\d+)", lambda x: ids.setdefault(x[0], f"{x[1]}{len(ids)}"), text)  # counted from 0
+    per_inch = max(_PIXELS, _width(text) / inches)  # with long titles, panels may not be narrow enough
     if form == "png":
-        return vl_convert.vegalite_to_png(spec, config=theme, scale=_POINTS / _PIXELS, ppi=_DOTS)
-    text = vl_convert.vegalite_to_svg(spec, config=theme)
-    size = re.compile(r'(<svg[^>]*?) width="([\d.]+)" height="([\d.]+)"')
-    if form == "pdf":
-        return vl_convert.svg_to_pdf(size.sub(partial(_scaled, "", _POINTS), text, count=1))
-    return size.sub(partial(_scaled, "in", 1), text, count=1).encode()
+        return vl_convert.svg_to_png(text, scale=_POINTS / per_inch, ppi=_DOTS)
+    unit, per_unit = ("", per_inch / _POINTS) if form == "pdf" else ("in", per_inch)
+    width, height = (f'{name}="{float(size) / per_unit:.3f}{unit}"' for name, size in _SIZE.findall(text)[:2])
+    text = _SIZE.sub("", text, count=2).replace("<svg", f"<svg {width} {height}", 1)
+    return vl_convert.svg_to_pdf(text) if form == "pdf" else text.encode()
 
 
-def _scaled(unit: str, per_inch: float, match: re.Match[str]) -> str:
-    width, height = (float(match[i]) / _PIXELS * per_inch for i in (2, 3))
-    return f'{match[1]} width="{width:.3f}{unit}" height="{height:.3f}{unit}"'
+_SIZE = re.compile(r'\b(width|height)="([\d.]+)"')  # the first two are the picture's
+
+
+def _width(text: str) -> float:
+    return float(_SIZE.findall(text)[0][1])
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 _FORMULA = tuple("=+-@＝＋－＠")  # characters that start a formula in a spreadsheet, including full-width ones
 _NUMBER = re.compile(r"[-+]\.?\d[\d.,]*(?:[eE][-+]?\d+)?(?: ?%)?(?: [\w(±\[].*)?")  # with an optional unit or note
-_TALL = 45  # rows per page
 
 
 def numbered(tables: Iterable[Table]) -> list[Table]:
@@ -95,46 +101,93 @@ def _plain(text: str) -> str:
     return f"'{text}" if text.startswith(_FORMULA) and _NUMBER.fullmatch(text) is None else text
 
 
-def latex_of(table: Table) -> str:
-    """A table in LaTeX (booktabs) with caption and label ``tab:NAME``; a ``longtable`` if taller than a page."""
-    made = _great(table, _in_math).as_latex(use_longtable=len(table.body) > _TALL)
-    text = rf"\\caption{{\1}}\\label{{tab:{table.file}}}"
-    return re.sub(r"\\caption\*\{\s*\{\\(?:large|Large) (.*?)\}\s*\}", text, made, count=1, flags=re.S)
+def great_table(table: Table) -> great_tables.GT:
+    """A table as a `great_tables.GT`, with its groups of columns as spanners; a spanning cell is shown once."""
+    head, body = table.grids()
+    columns = [str(x) for x in range(len((head or body)[0]))]
+    texts = [[_shown(body, y, x) for y in range(len(body))] for x in range(len(columns))]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "PyArrow Table support")
+        made = great_tables.GT(pa.table(dict(zip(columns, texts, strict=True))), id=table.file, auto_align=False)
+    made = made.tab_options(table_font_size="8pt", column_labels_hidden=not head)
+    right = [x for x in columns if any(row[int(x)].right for row in body)]
+    made = made.cols_align("left").cols_align("right", right) if right else made.cols_align("left")
+    if head:
+        made = made.cols_label(dict(zip(columns, (cell.whole for cell in head[-1]), strict=True)))
+    for y in reversed(range(len(head) - 1)):
+        for _, cells in groupby(columns, key=lambda x: id(head[y][int(x)])):
+            below = list(cells)
+            first = int(below[0])
+            if head[y][first].whole and head[-1][first] is not head[y][first]:
+                made = made.tab_spanner(head[y][first].whole, below, id=f"{table.file}-{y}-{first}")
+    return made
+
+
+def _shown(body: list[list[Cell]], y: int, x: int) -> str:
+    """The text of a cell; of one that spans others only where it starts."""
+    cell = body[y][x]
+    spanned = (cell.down > 1 and y > 0 and body[y - 1][x] is cell) or (
+        cell.across > 1 and x > 0 and body[y][x - 1] is cell
+    )
+    return "" if spanned else cell.whole
 
 
 def html_of(table: Table) -> str:
     """A table as an HTML fragment with its own style."""
-    return _great(table, lambda text: text).as_raw_html()
+    return great_table(table).tab_header(f"{table.name}. {table.note}".strip()).as_raw_html()
 
 
-def _in_math(text: str) -> str:
-    return text.replace("−", "-")
+# ---- LaTeX: great-tables escapes and lays out; here are mathematical signs, the label and long cells -----------------
+
+_SIGNS = {"−": "-", "≤": r"\le", "≥": r"\ge", "≈": r"\approx", "≡": r"\equiv", "≠": r"\ne", "×": r"\times"}
+_SIGNS |= {"∘": r"\circ", "→": r"\to", "√": r"\surd", "∞": r"\infty", "∑": r"\sum", "∅": r"\emptyset", "∈": r"\in"}
+_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+")
+_LONG = 40  # a column is wrapped if a cell has more characters
+_NARROW = 55  # characters per line of one text column
+_TALL = 45  # rows per page
 
 
-def _great(table: Table, text_of: Callable[[str], str]) -> great_tables.GT:
-    head, body = table.grids()
-    names = [str(x) for x in range(len(body[0]))]
-    rows = [[text_of(cell.whole) for cell in row] for row in body]
-    frame = pa.table({name: [row[x] for row in rows] for x, name in enumerate(names)})
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "PyArrow Table support", UserWarning)
-        made = great_tables.GT(frame, id=table.file)
-    labels = [text_of(cell.whole) for cell in head[-1]] if head else [""] * len(names)
-    right = [name for x, name in enumerate(names) if any(row[x].right for row in body)]
-    made = (
-        made.tab_options(table_font_size="8pt")
-        .tab_header(f"{table.name}. {table.note}".strip())
-        .cols_label(dict(zip(names, labels, strict=True)))
+def latex_of(table: Table) -> str:
+    """A table as a float with its caption and the label ``tab:NAME``, or as a ``longtable`` if taller than a page.
+
+    Tables wider than a text column use ``table*`` and are scaled down if necessary.
+    """
+    body, tall = table.grids()[1], len(table.head) + len(table.body) > _TALL
+    widths = [max(len(cell.whole) for cell in cells) for cells in zip(*body, strict=True)]
+    told = " ".join(f"{table.name}. {table.note}".split())
+    text = great_table(table).tab_header(told).as_latex(use_longtable=tall)
+    text = re.sub(
+        r"\\caption\*\{\n\{\\large (.*)\}\n\}", lambda x: rf"\caption{{{x[1]}}}\label{{tab:{table.file}}}", text
     )
-    made = made.cols_align("right", columns=right) if right else made
-    for row in head[:-1]:
-        for cell, places in _groups(row):
-            if cell.whole and cell not in (head[-1][x] for x in places):
-                made = made.tab_spanner(text_of(cell.whole), columns=[names[x] for x in places], id=f"{places[0]}")
-    return made
+    fitted = "\\begin{adjustbox}{max width=\\linewidth}\n\\begin{tabular}{"
+    text = text.replace(r"\begin{tabular*}{\linewidth}{@{\extracolsep{\fill}}", fitted)
+    text = text.replace(r"\end{tabular*}", "\\end{tabular}\n\\end{adjustbox}")
+    if many := sum(width > _LONG for width in widths):
+        wrapped = rf">{{\raggedright\arraybackslash}}p{{{0.7 / many:.2f}\linewidth}}"
+        text = re.sub(
+            r"(?<=table\}\{|bular\}\{)[lr]+(?=\}\n)",
+            lambda x: "".join(wrapped if width > _LONG else a for width, a in zip(widths, x[0], strict=True)),
+            text,
+            count=1,
+        )
+    if not table.head:
+        text = re.sub(r"(\\toprule\n).*?\\midrule\S*\n", r"\1", text, flags=re.DOTALL)
+    if sum(min(_LONG, 3 + width) for width in widths) > _NARROW:
+        text = text.replace("{table}", "{table*}")
+    packages = "array,booktabs,longtable; not for text in two columns" if tall else "adjustbox,array,booktabs"
+    return f"% needs \\usepackage{{{packages}}}\n{_mathematics(text)}"
 
 
-def _groups(row: list[Cell]) -> list[tuple[Cell, list[int]]]:
-    """The cells of a header's row with the columns that each spans."""
-    runs = [list(each) for _, each in groupby(range(len(row)), key=lambda x: id(row[x]))]
-    return [(row[each[0]], each) for each in runs]
+def _mathematics(text: str) -> str:
+    """The text with letters and signs that LaTeX's default fonts lack as mathematics."""
+    text = text.replace("|", r"\textbar{}")
+    text = _RAISED.sub(lambda found: f"$^{{{unicodedata.normalize('NFKC', found[0]).replace('−', '-')}}}$", text)
+    return "".join(_sign(letter) if ord(letter) > 127 else letter for letter in text)
+
+
+def _sign(letter: str) -> str:
+    name = unicodedata.name(letter, "").split()
+    if name[:1] == ["GREEK"] and name[2:3] == ["LETTER"]:
+        sign = name[3].lower().replace("lamda", "lambda")
+        return rf"$\{sign.capitalize() if name[1] == 'CAPITAL' else sign}$"
+    return f"${_SIGNS[letter]}$" if letter in _SIGNS else letter

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -16,7 +18,9 @@ from toeplens.ground.records import MaybeNaN, Record
 from toeplens.lens import AttentionTrace, LayerTrace, NoForm, Split, ToeplitzProfile, decompose, symbol
 from toeplens.lens.kit.terms import written_out_profile
 from toeplens.sources import DecoderSource, relevance
+from toeplens.studies.kit.frames import schema, table
 from toeplens.studies.kit.kernels import Decay, KernelEnds, decays_of, kernel_ends
+from toeplens.studies.kit.pages import HasPage
 from toeplens.training import Batches, Run, plan_execution
 
 SHOWN = 64  # maximum number of positions in a heat map
@@ -81,8 +85,10 @@ class Origins(Record):
 
 
 @dataclass(frozen=True)
-class RunStructure(Record):
+class RunStructure(HasPage, Record):
     """The decomposed layers of a run, and the settings."""
+
+    PAGE = "toeplens.report.decomposition:structure_page"
 
     run: str
     encoding: str
@@ -94,6 +100,64 @@ class RunStructure(Record):
     layers: list[LayerStructure]
     origins: Origins | None = None  # attribution of class logits; None if the rules do not apply to the encoding
     no_origins: str = ""  # the reason
+
+    def table_makers(self) -> dict[str, Callable[[], pa.Table]]:
+        return {
+            "heads": lambda: table(HEADS, self._rows(_head_row)),
+            "parts": lambda: table(PARTS, self._rows(_part_rows)),
+            "offsets": lambda: table(OFFSETS, self._rows(_offset_rows)),
+            "frequencies": lambda: table(FREQUENCIES, self._rows(_frequency_rows)),
+            "symbol": lambda: table(SYMBOL, self._rows(_symbol_rows)),
+        }
+
+    def _rows(self, of: Callable[[LayerStructure, int], Iterable[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+        for layer in self.layers:
+            for head in range(len(layer.toeplitz)):
+                yield from ({"layer": layer.layer, "head": head, **row} for row in of(layer, head))
+
+
+_PLACE = "layer:count head:count"
+HEADS = schema("type:text position content coupled toeplitz explained fixed", _PLACE)
+PARTS = schema("part:text logits softmax", _PLACE)
+OFFSETS = schema("offset:count logit kernel", _PLACE)
+FREQUENCIES = schema("pair:count logits softmax", _PLACE)
+SYMBOL = schema("angle value", _PLACE)
+
+
+def _head_row(layer: LayerStructure, head: int) -> Iterable[dict[str, Any]]:
+    row: dict[str, Any] = {"toeplitz": float(layer.toeplitz[head]), "explained": float(layer.explained[head])}
+    if (parts := layer.parts) is not None:
+        row |= dict(zip(("position", "content", "coupled"), map(float, parts.kinds["logits"][head]), strict=True))
+        row |= {"type": parts.named[head], "fixed": float(parts.fixed[head])}
+    return [row]
+
+
+def _part_rows(layer: LayerStructure, head: int) -> Iterable[dict[str, Any]]:
+    names = layer.parts.names if layer.parts else ()
+    return ({"part": name, **_both_of(layer.parts.shares, head, at)} for at, name in enumerate(names) if layer.parts)
+
+
+def _offset_rows(layer: LayerStructure, head: int) -> Iterable[dict[str, Any]]:
+    kernel = layer.parts.kernel[head] if layer.parts else [None] * len(layer.offsets)
+    for offset, logit, bias in zip(layer.offsets, layer.means[head], kernel, strict=True):
+        yield {"offset": int(offset), "logit": float(logit), "kernel": None if bias is None else float(bias)}
+
+
+def _frequency_rows(layer: LayerStructure, head: int) -> Iterable[dict[str, Any]]:
+    if layer.parts and (shares := layer.parts.branches):
+        yield from (
+            {"pair": at - 1 if at else None, **_both_of(shares, head, at)} for at in range(shares["logits"].shape[1])
+        )
+
+
+def _symbol_rows(layer: LayerStructure, head: int) -> Iterable[dict[str, Any]]:
+    return (
+        {"angle": float(angle), "value": float(y)} for angle, y in zip(layer.angles, layer.symbol[head], strict=True)
+    )
+
+
+def _both_of(shares: dict[str, np.ndarray], head: int, at: int) -> dict[str, float]:
+    return {name: float(each[head, at]) for name, each in shares.items()}
 
 
 def decompose_run(

@@ -19,7 +19,7 @@ from tests.report.grid.state import HEADS, LAYERS, NASTY, recorded_grid
 from toeplens.ground import InputError
 from toeplens.studies import CellResult, Key, Results
 from toeplens.studies.grid import Grid
-from toeplens.studies.kit.results import ACCURACY, CELLS, CLAIMS, EPOCHS, LENGTHS
+from toeplens.studies.kit.results import ACCURACY, CELLS, CHECKPOINTS, CLAIMS, EPOCHS, FREQUENCIES, LENGTHS
 from toeplens.studies.kit.results import HEADS as OF_HEADS
 from toeplens.studies.kit.verdicts import above
 from toeplens.training.presets import COUNT, DISTANCE
@@ -120,7 +120,8 @@ def test_a_comparison_without_models_says_why() -> None:
 
 RESULTS = Path(__file__).parents[3] / "results"
 PLACE = ["protocol", "task", "encoding", "seed"]
-KINDS = {"cells": CELLS, "heads": OF_HEADS, "epochs": EPOCHS, "lengths": LENGTHS, "claims": CLAIMS}
+KINDS = {"cells": CELLS, "heads": OF_HEADS, "epochs": EPOCHS, "lengths": LENGTHS, "frequencies": FREQUENCIES}
+KINDS |= {"checkpoints": CHECKPOINTS, "claims": CLAIMS}
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +132,9 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Grid:
 @pytest.mark.parametrize("rows", KINDS)
 def test_columns_are_those_that_are_documented_whatever_was_measured(state: Grid, rows: str):
     text = (RESULTS.parent / "docs" / "how-to" / "export.md").read_text("utf-8")
-    assert state.frame(rows).schema == KINDS[rows]
+    assert list(state.frames()) == list(KINDS)
+    assert state.frames()[rows].schema == KINDS[rows]
+    assert state.frame(rows) == state.frames()[rows]
     assert [name for name in KINDS[rows].names if f"`{name}`" not in text] == []
     assert rows == "claims" or KINDS[rows].names[:4] == PLACE
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,6 +20,7 @@ from toeplens.ground.records import NearlyShare, Record
 from toeplens.lens import EstimateCheck
 from toeplens.sources.huggingface.calls import Kind, Side
 from toeplens.sources.huggingface.outcome import Effect
+from toeplens.studies.kit.frames import schema, table
 from toeplens.studies.kit.kernels import Decay, KernelEnds
 from toeplens.version import __version__
 
@@ -36,6 +37,16 @@ _COLUMNS: dict[str, Any] = read_yaml(Path(__file__).with_name("columns.yaml"))
 COLUMNS: dict[str, str] = _COLUMNS["columns"]
 # the source of a column's measure; the others are defined here (docs/how-to/audit.md)
 SOURCES: dict[str, str] = {name: each["source"] for each in _COLUMNS["sources"] for name in each["columns"]}
+
+_PLACE = "side:text kind:text layer:count"
+LAYERS = schema(
+    "module:text heads:count key_heads:count head_dim:count scale softcap causal:flag window:count position:text "
+    "weights outputs tolerance helps harms top_share effective_heads gini lead",
+    _PLACE,
+)
+FREQUENCIES = schema("head:count pair:count frequency norm variance", _PLACE)
+DISTANCES = schema("head:count nearest:count farthest:count attention", _PLACE)
+BANDS = schema("first:count last:count fastest slowest effect effect_low effect_high", _PLACE)
 
 
 class _OfLayer:
@@ -224,6 +235,30 @@ class AuditRecord(Record):
         """The heads as an Arrow table, which pandas and polars accept; null if unknown."""
         kinds = {"side": pa.string(), "kind": pa.string(), "layer": pa.int32(), "head": pa.int32()}
         return pa.table(self.table(), schema=pa.schema([(name, kinds.get(name, pa.float64())) for name in COLUMNS]))
+
+    def table_makers(self) -> dict[str, Callable[[], pa.Table]]:
+        """Functions that make its tables, by what a row is."""
+        return {
+            "heads": self.frame,
+            "layers": lambda: table(LAYERS, ({**vars(layer), **layer.deposit} for layer in self.layers)),
+            "frequencies": lambda: table(FREQUENCIES, self._frequency_rows()),
+            "distances": lambda: table(DISTANCES, self._distance_rows()),
+            "bands": lambda: table(BANDS, map(vars, self.bands)),
+        }
+
+    def _frequency_rows(self) -> Iterator[dict[str, Any]]:
+        for layer in self.layers:
+            for head in self.of(layer):
+                for pair, frequency in enumerate(layer.frequencies):
+                    norm = head.norm_use[pair + 1] if head.norm_use else None
+                    variance = head.variance_use[pair + 1] if head.variance_use else None
+                    yield {**vars(head), "pair": pair, "frequency": frequency, "norm": norm, "variance": variance}
+
+    def _distance_rows(self) -> Iterator[dict[str, Any]]:
+        for head in self.heads:
+            for at, attention in enumerate(head.profile):
+                ends = {"nearest": 1 << at >> 1, "farthest": (1 << at) - 1}
+                yield {**vars(head), **ends, "attention": attention}
 
     def of(self, layer: LayerRecord) -> Iterator[HeadRecord]:
         """The heads of one layer."""

@@ -5,47 +5,27 @@ from __future__ import annotations
 import io
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from pyarrow import csv, parquet
 
 from toeplens.ground import InputError, read_json, write_bytes, write_json
 from toeplens.ground.files import make_directory
 from toeplens.studies.auditing.record import PARTS, AuditRecord
 from toeplens.studies.kit.changes import VERSIONS
-from toeplens.studies.kit.pages import HasPage, scalars_of
+from toeplens.studies.kit.pages import HasPage
 
 RECORD = "audit.json"  # file name of the record
 PARQUET, CSV = "heads.parquet", "heads.csv"
 
 
 @dataclass(frozen=True)
-class Audit(HasPage, AuditRecord):
+class Audit(AuditRecord, HasPage):
     """The result of `audit`; a notebook shows its map of heads."""
 
     PAGE = "toeplens.report.audit:audit_page"
-
-    def table_makers(self) -> dict[str, Callable[[], pa.Table]]:
-        return {
-            "heads": self.frame,
-            "frequencies": self._frequencies,
-            "layers": partial(scalars_of, self.layers),
-            "bands": partial(scalars_of, self.bands),
-        }
-
-    def _frequencies(self) -> pa.Table:
-        """One row per head and rotated pair; ``pair`` counts from 0 in the layer's order."""
-        rows = []
-        for head in self.heads:
-            place = {"side": head.side, "kind": head.kind, "layer": head.layer, "head": head.head}
-            uses = zip(head.norm_use[1:], head.variance_use[1:] or [None] * len(head.norm_use), strict=False)
-            rows += [{**place, "pair": i, "norm_use": norm, "variance_use": use} for i, (norm, use) in enumerate(uses)]
-        return pa.Table.from_pylist(rows)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
         chart = self.charts().get("map")

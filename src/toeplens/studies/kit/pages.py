@@ -5,33 +5,13 @@ The function that makes the page is named, not imported: pages stand above studi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from toeplens.ground import choose
-
-
-class Frames(Mapping[str, pa.Table]):
-    """Arrow tables by name, made when they are accessed; an unknown name raises `InputError` with those there are."""
-
-    def __init__(self, makers: Mapping[str, Callable[[], pa.Table]]) -> None:
-        self._makers = makers
-
-    def __getitem__(self, name: str) -> pa.Table:
-        return self._makers[choose("frames", name, self._makers)]()
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._makers
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._makers)
-
-    def __len__(self) -> int:
-        return len(self._makers)
+from toeplens.studies.kit.frames import Frames
 
 
 class HasPage:
@@ -55,13 +35,3 @@ class HasPage:
     def frames(self) -> Frames:
         """Its tables by what a row is, as Arrow tables (columns: docs/how-to/export.md): ``frames()["heads"]``."""
         return Frames(self.table_makers())
-
-
-def scalars_of(records: Iterable[Any]) -> pa.Table:
-    """Records as a table of their fields that are texts, numbers or truth values, in order."""
-    plain = (str, int, float, bool, type(None))
-    rows = []
-    for record in records:
-        values = {each.name: getattr(record, each.name) for each in fields(record)}
-        rows.append({name: value for name, value in values.items() if isinstance(value, plain)})
-    return pa.Table.from_pylist(rows)

@@ -1,8 +1,4 @@
-"""Results of a study, one per cell, the values that claims compare, and the tables for other programs.
-
-Tables are Arrow tables, which pandas, polars, DuckDB and R can read; docs/how-to/export.md explains the columns. Values
-that are unknown or were not measured are null.
-"""
+"""Results of a study, one per cell, the values that claims compare, and their Arrow tables."""
 
 from __future__ import annotations
 
@@ -22,6 +18,7 @@ from toeplens.ground.machine import MOST_SEEDS
 from toeplens.ground.records import Count, Positive, Record, Share, like
 from toeplens.lens import Estimate, HeadAblation, LayerDeposit, deposit, over_seeds
 from toeplens.model import Protocol
+from toeplens.studies.kit.frames import schema, table
 from toeplens.studies.kit.verdicts import GRAIN, Contrast, difference
 
 SKILLED = 0.25  # minimum skill of models whose heads are evaluated
@@ -31,35 +28,28 @@ UNRULED = f"without a stopping rule: the last two evaluations differ by less tha
 Seeds = Annotated[int, Field(strict=True, ge=1, le=MOST_SEEDS)]
 
 
-_KINDS = {"": pa.float64(), "text": pa.string(), "count": pa.int64(), "flag": pa.bool_()}
-
-
-def _schema(columns: str, place: str = "protocol:text task:text encoding:text seed:count") -> pa.Schema:
-    """Columns by name and type, after those of the place; floats without a type."""
-    named = (column.partition(":") for column in f"{place} {columns}".split())
-    return pa.schema([(name, _KINDS[kind]) for name, _, kind in named])
-
-
-# a row is a model, a head of a model, an evaluation during training, a test length, a claim under a protocol
-CELLS = _schema(
+_PLACE = "protocol:text task:text encoding:text seed:count"
+# a row is a model, a head of a model, an evaluation during training, a test length, a rotary pair of a head, a head
+# at a checkpoint, a claim under a protocol
+CELLS = schema(
     "run:text status:text settled:flag accuracy loss fit_accuracy fit_loss chance guess skill half_learned setbacks "
-    "peak peak_layer:count peak_head:count parameters:count epochs steps:count seconds tokens_per_second"
+    "peak peak_layer:count peak_head:count parameters:count epochs steps:count seconds tokens_per_second",
+    _PLACE,
 )
-HEADS = _schema(
+HEADS = schema(
     "layer:count head:count drop drop_low drop_high gain gain_low gain_high positional symbolic interaction toeplitz "
-    "centre previous first induction"
+    "centre previous first induction",
+    _PLACE,
 )
-EPOCHS = _schema("epoch step:count lr train_accuracy train_loss fit_accuracy fit_loss test_accuracy test_loss seconds")
-LENGTHS = _schema("length:count factor examples:count accuracy low high loss chance guess bits sliding")
-CLAIMS = _schema(
-    "claim:text protocol:text verdict:text uncorrected:text source:text statement:text rule:text evidence:text", ""
+EPOCHS = schema(
+    "epoch step:count lr train_accuracy train_loss fit_accuracy fit_loss test_accuracy test_loss seconds", _PLACE
 )
-
-
-def table(columns: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
-    """Rows as a table with these columns; null for NaN, which is not equal to itself, and for missing values."""
-    kept = [{name: value for name, value in row.items() if value == value} for row in rows]
-    return pa.table({name: [row.get(name) for row in kept] for name in columns.names}, schema=columns)
+LENGTHS = schema("length:count factor examples:count accuracy low high loss chance guess bits sliding", _PLACE)
+FREQUENCIES = schema("layer:count head:count pair:count frequency norm variance", _PLACE)
+CHECKPOINTS = schema("step:count layer:count head:count drop signal positional symbolic interaction", _PLACE)
+CLAIMS = schema(
+    "claim:text protocol:text verdict:text uncorrected:text source:text statement:text rule:text evidence:text"
+)
 
 
 def skill(accuracy: float, guess: float) -> float:
@@ -273,6 +263,23 @@ class CellResult(Record):
                 bits = {"bits": row.whole.value, "sliding": row.sliding.value}
                 yield {**self.place, "length": row.length, "factor": row.factor, "examples": row.texts, **bits}
 
+    def frequency_rows(self) -> Iterator[Mapping[str, Any]]:
+        """The rotary pairs of its heads as rows."""
+        if (use := self.measure("frequency")) is not None:
+            for at, head, pair in np.ndindex(use.frequencies.shape):
+                shares = {"norm": use.norms[at, head, pair + 1], "variance": use.logits[at, head, pair + 1]}
+                place = {"layer": use.layers[at], "head": head, "pair": pair}
+                yield {**self.place, **place, "frequency": use.frequencies[at, head, pair], **shares}
+
+    def checkpoint_rows(self) -> Iterator[Mapping[str, Any]]:
+        """Its heads at each checkpoint as rows."""
+        names = {"drop": "drops", **{name: name for name in CHECKPOINTS.names[8:]}}
+        for row in self.watched:
+            values = {name: np.array(row[of], float) for name, of in names.items() if row.get(of) is not None}
+            for layer, head in np.ndindex(next(iter(values.values())).shape if values else (0, 0)):
+                numbers = {name: float(each[layer, head]) for name, each in values.items()}
+                yield {**self.place, "step": row["step"], "layer": layer, "head": head, **numbers}
+
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers for JSON; deposits are only written, not read back."""
         return super().to_dict() | {"deposits": [asdict(layer) for layer in self.deposits()]}
@@ -321,6 +328,8 @@ _FRAMES: dict[str, tuple[pa.Schema, Callable[[CellResult], Iterable[Mapping[str,
     "heads": (HEADS, CellResult.head_rows),
     "epochs": (EPOCHS, lambda cell: ({**cell.place, **row} for row in cell.epochs)),
     "lengths": (LENGTHS, CellResult.length_rows),
+    "frequencies": (FREQUENCIES, CellResult.frequency_rows),
+    "checkpoints": (CHECKPOINTS, CellResult.checkpoint_rows),
 }
 FRAMES = tuple(_FRAMES)
 
@@ -368,8 +377,8 @@ class Results:
     def frame(self, rows: str = "cells") -> pa.Table:
         """The cells as an Arrow table.
 
-        rows  what a row is: a cell (``cells``), a head (``heads``), an evaluation (``epochs``) or a test length
-              (``lengths``)
+        rows  what a row is: a cell (``cells``), a head (``heads``), an evaluation (``epochs``), a test length
+              (``lengths``), a rotary pair (``frequencies``) or a head during training (``checkpoints``)
         """
         columns, of = _FRAMES[choose("rows", rows, FRAMES)]
         return table(columns, (row for cell in self.cells for row in of(cell)))

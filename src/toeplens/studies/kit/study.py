@@ -33,8 +33,9 @@ from toeplens.ground.outputs import LOCK, Busy, locked
 from toeplens.ground.records import Count, Number, Positive, Record, Text, Truth
 from toeplens.model import Decoder
 from toeplens.studies.kit.claims import Entry
+from toeplens.studies.kit.frames import table
 from toeplens.studies.kit.pages import HasPage
-from toeplens.studies.kit.results import CLAIMS, FRAMES, CellResult, Key, Results, table
+from toeplens.studies.kit.results import CLAIMS, FRAMES, CellResult, Key, Results
 from toeplens.studies.kit.verdicts import RULE
 from toeplens.training import Run, Segment, environment
 from toeplens.training.run import ENVIRONMENT, SPEC, WATCHED

@@ -27,9 +27,10 @@ from toeplens.sources.huggingface.load import Dtype, Loaded, open_model
 from toeplens.sources.huggingface.model import library
 from toeplens.sources.huggingface.prediction import Predictions, predictions
 from toeplens.studies.kit.changes import VERSIONS, failures_of, told
+from toeplens.studies.kit.frames import schema, table
 from toeplens.studies.kit.options import SEEDS, Asked
-from toeplens.studies.kit.pages import HasPage, scalars_of
-from toeplens.studies.kit.questions import Behaviour, HeadRetrieval, Item, Writer, batches, retrieval_of
+from toeplens.studies.kit.pages import HasPage
+from toeplens.studies.kit.questions import ABOUT, Behaviour, HeadRetrieval, Item, Writer, batches, retrieval_of
 
 _ENOUGH = 8  # minimum number of items for a bootstrap; otherwise Student's t interval
 Number = records.Number | None
@@ -78,6 +79,14 @@ class Summary:
     more_nats: Estimate | None
     more_right: Estimate | None
 
+    def row(self) -> dict[str, Any]:
+        """The summary as a row of a table."""
+        made = {name: each for name, each in vars(self).items() if name not in _ESTIMATES}
+        for name in _ESTIMATES:
+            if (each := getattr(self, name)) is not None:
+                made |= {name: each.value, f"{name}_low": each.low, f"{name}_high": each.high}
+        return made
+
 
 @dataclass(frozen=True)
 class ProbeRecord(HasPage, Record):
@@ -92,7 +101,13 @@ class ProbeRecord(HasPage, Record):
     heads: tuple[HeadRetrieval, ...]  # retrieval of every head, layer by layer; empty if not measured
 
     def table_makers(self) -> dict[str, Callable[[], pa.Table]]:
-        return {"items": partial(scalars_of, self.items), "heads": partial(scalars_of, self.heads)}
+        every: list[tuple[Behaviour, tuple[str, ...]]]
+        every = [(name, by) for name in ABOUT for by in _BY.get(name, ((),)) if self.of(name)]
+        return {
+            "behaviours": lambda: table(BEHAVIOURS, [s.row() for name, by in every for s in self.summaries(name, *by)]),
+            "items": lambda: table(ITEMS, map(vars, self.items)),
+            "heads": lambda: table(HEADS, map(vars, self.heads)),
+        }
 
     def of(self, behaviour: Behaviour) -> list[ItemRecord]:
         """The items of one behaviour."""
@@ -109,6 +124,19 @@ class ProbeRecord(HasPage, Record):
             groups.setdefault(tuple(getattr(item, name) for name in by), []).append(item)
         for key, items in sorted(groups.items()):
             yield _summary(behaviour, dict(zip(by, key, strict=True)), items)
+
+
+# the summaries of a behaviour: over all items, and by these fields
+_BY: dict[Behaviour, tuple[tuple[str, ...], ...]] = {"loss": ((), ("start",)), "no needle": ((), ("length",))}
+_BY |= {"needle": ((), ("length", "depth"))}
+_LOSS = "nats right changed_nats changed_right"
+ITEMS = schema(f"item:count behaviour:text length:count depth start:count stop:count {_LOSS}")
+HEADS = schema("layer:count head:count score mass")
+_ESTIMATES = (*_LOSS.split(), "more_nats", "more_right")
+BEHAVIOURS = schema(
+    "behaviour:text length:count depth start:count count:count "
+    + " ".join(f"{name} {name}_low {name}_high" for name in _ESTIMATES)
+)
 
 
 def _summary(behaviour: Behaviour, place: dict[str, Any], items: list[ItemRecord]) -> Summary:

@@ -25,6 +25,7 @@ from toeplens.sources.huggingface.install import install_same
 from toeplens.sources.huggingface.load import Loaded
 from toeplens.studies.auditing import audit
 from toeplens.studies.auditing.record import COLUMNS, AuditRecord, LayerRecord, Method
+from toeplens.studies.kit.frames import stacked
 from toeplens.studies.kit.options import LONGEST, SEEDS
 from toeplens.studies.kit.questions import Writer
 from toeplens.studies.kit.study import State
@@ -148,14 +149,16 @@ class Examined(State):
         }
 
     def table_makers(self) -> dict[str, Callable[[], pa.Table]]:
-        return {"heads": self._heads} | super().table_makers()
+        """Those of its audits and probes, with their names as a first column, and the claims."""
 
-    def _heads(self) -> pa.Table:
-        named = [
-            each.frame().add_column(0, "audit", pa.array([name] * len(each.heads), pa.string()))
-            for name, each in self.audits.items()
-        ]
-        return pa.concat_tables(named) if named else pa.table({"audit": pa.array([], pa.string())})
+        def of(column: str, parts: Mapping[str, Any], rows: str) -> Callable[[], pa.Table]:
+            return lambda: stacked(column, {name: each.table_makers()[rows]() for name, each in parts.items()})
+
+        audits = {
+            rows: of("audit", self.audits, rows) for rows in ("heads", "layers", "frequencies", "distances", "bands")
+        }
+        probes = {rows: of("probe", self.probes, rows) for rows in ("behaviours", "items")}
+        return audits | probes | super().table_makers()
 
     def heads(self, kind: str) -> Heads | None:
         """The heads on all sequences: of the model (``text``), of random weights, or on shuffled tokens."""
