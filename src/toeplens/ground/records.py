@@ -21,7 +21,8 @@ from jaxtyping import AbstractArray, Shaped, jaxtyped
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 from typing_extensions import TypedDict
 
-from toeplens.ground.files import adapter, checked
+from toeplens.ground.errors import InputError
+from toeplens.ground.files import adapter, checked, read_json
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Positive = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
@@ -77,6 +78,14 @@ class Record:
     def from_dict(cls, content: Any, where: Path | str | None = None) -> Self:
         """The inverse of `to_dict`; raises `InputError` naming ``where`` and the field if the content is invalid."""
         return checked(cls, content, cls._place(where))
+
+    @classmethod
+    def in_directory(cls, directory: Path | str, file: str) -> Self:
+        """The record in a directory's file. Raises `InputError` if there is none or if it is damaged."""
+        path = Path(directory) / file
+        if not path.is_file():
+            raise InputError(f"{cls.WORDS} must be a directory that holds one, but {directory} contains no {file}.")
+        return cls.from_dict(read_json(path), path)
 
     @classmethod
     def from_list(cls, content: Any, where: Path | str | None = None) -> list[Self]:

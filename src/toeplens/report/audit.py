@@ -55,9 +55,6 @@ _TIPS = {
 }
 
 
-# ---- heads -----------------------------------------------------------------------------------------------------------
-
-
 def known(audit: AuditRecord) -> list[str]:
     """The columns of numbers that are known for at least one head."""
     return [name for name in NUMBERS if any(getattr(head, name) is not None for head in audit.heads)]
@@ -164,9 +161,6 @@ def _kinds(audit: AuditRecord) -> list[Style]:
     """The kinds of heads that occur, for the legend."""
     found = {role(audit, head) for head in audit.heads}
     return [style for style in (*ROLES.values(), OTHER, IDLE) if style in found]
-
-
-# ---- charts ----------------------------------------------------------------------------------------------------------
 
 
 def _map_column(audit: AuditRecord) -> str:
@@ -305,9 +299,6 @@ def bands_chart(rows: Sequence[dict[str, Any]]) -> Chart:
     return heat(rows, *axes, "effect", title="effect", domain=(-end, end), tips=tips, form=".3~f")
 
 
-# ---- tables ----------------------------------------------------------------------------------------------------------
-
-
 def look_table(audit: AuditRecord, chosen: dict[int, str]) -> Table:
     """The heads to look at, each with its reason."""
     shown = [name for name in (*SHARES[:2], *ROLES, "distance", "effect") if name in known(audit)]
@@ -403,8 +394,6 @@ def visible(layer: LayerRecord) -> str:
     others = "keys that are not masked" if "mask" in layer.position else "all keys"
     return "itself and all earlier keys" if layer.causal else others
 
-
-# ---- the page --------------------------------------------------------------------------------------------------------
 
 _MAP = (
     "Positional share: how much of the variance of a head’s logits the position of the key explains. Numbers: heads "

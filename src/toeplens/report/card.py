@@ -94,9 +94,6 @@ def _no_kernel(card: Card) -> list[str]:
     return [] if card.symbol.any() else ["The kernel is odd or 0, so its symbol is 0 up to rounding."]
 
 
-# ---- charts ----------------------------------------------------------------------------------------------------------
-
-
 def _by_head(rows: np.ndarray, xs: np.ndarray, x: dict[str, Any], y: dict[str, Any]) -> Any:
     """A curve per head, or one for all heads."""
     titles = [f"head {head}" for head in range(1, len(rows) + 1)] if len(rows) > 1 else ["all heads"]
@@ -146,9 +143,6 @@ def attention_chart(card: Card) -> Any:
     return curves(rows, x, y, [style("attention")], low="low", high="high", points=False, levels={"uniform": 1})
 
 
-# ---- tables ----------------------------------------------------------------------------------------------------------
-
-
 def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
@@ -190,9 +184,6 @@ def conformance_table(card: Card) -> Table:
         for each in card.report.findings
     ]
     return make_table("Conformance", ["Check", "What is checked", "Result", "Measured"], rows, css="")
-
-
-# ---- all cards -------------------------------------------------------------------------------------------------------
 
 
 def cards_page(cards: Sequence[Card]) -> Page:

@@ -213,8 +213,6 @@ def grid(chart: Chart, field: str, order: Iterable[str], *, columns: int = 3, fr
     return made.resolve_scale(**dict.fromkeys(free, "independent")) if free else made
 
 
-# ---- for a page, a notebook and a paper ------------------------------------------------------------------------------
-
 SEVERAL = ("vconcat", "hconcat", "concat")  # keys of a specification of several charts
 _AXES, _PANEL = 62, 190  # pixels: an axis with its labels; smallest panel
 

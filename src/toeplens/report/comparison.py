@@ -79,9 +79,6 @@ def _values(audit: Audit, measure: str) -> list[float]:
     return [value for head in audit.heads if (value := _value(audit, head, measure)) is not None]
 
 
-# ---- models with the same heads --------------------------------------------------------------------------------------
-
-
 def change_rows(pair: Pair) -> Rows:
     """Each head and measure that both audits know: both values, and the change relative to the spread over heads.
 
@@ -176,9 +173,6 @@ _MAP = (
     "deviations of that measure over the heads of both models. The numbered heads are named below."
 )
 _HEADS = "x is a head’s value in {}, y in {}. On the dotted line nothing changed."
-
-
-# ---- any two models --------------------------------------------------------------------------------------------------
 
 
 def distribution_chart(pair: Pair, titles: Titles) -> Chart | None:
@@ -286,9 +280,6 @@ def _band_sections(pair: Pair, titles: Titles) -> Iterator[Section]:
     chart = grid(single.bands_chart(rows), "model", panels)
     figure = Figure("bands", "Effect of freezing each band", chart, single.BANDS)
     yield Section("Did the use of frequencies change?", [figure, text])
-
-
-# ---- settings --------------------------------------------------------------------------------------------------------
 
 
 def _settings_section(pair: Pair, titles: Titles, *, same: bool) -> Section:

@@ -108,9 +108,6 @@ def _title(layer: LayerStructure) -> str:
     return f"Layer {layer.layer + 1}"
 
 
-# ---- shares ----------------------------------------------------------------------------------------------------------
-
-
 def shares_chart(tables: Mapping[str, Float[np.ndarray, "H P"]], parts: Sequence[str]) -> Any:
     """Shares as stacked bars, one per head and a panel per layer; negative shares are below zero."""
     rows = [
@@ -168,9 +165,6 @@ def _products(structure: RunStructure) -> list[Section]:
     chart = shares_chart({title: table[:, large] for title, table in tables.items()}, drawn)
     figure = Figure("parts", "Products of content and position", chart, _CAPTIONS["parts"])
     return [Section("Which products of content and position?", [figure, text])]
-
-
-# ---- curves by distance, and their symbols ---------------------------------------------------------------------------
 
 
 def layers_chart(structure: RunStructure, xs: str, values: Mapping[str, Any], x: Any, y: Any) -> Any:
@@ -251,9 +245,6 @@ def kernels_table(structure: RunStructure) -> Table:
     return make_table("Kernels", columns, rows, right=range(2, 6), note=note, css="numbers small")
 
 
-# ---- maps ------------------------------------------------------------------------------------------------------------
-
-
 def _example(structure: RunStructure) -> list[Section]:
     heads = [
         (float(np.nan_to_num(layer.explained[head])), layer, at)
@@ -326,9 +317,6 @@ def _frequencies(structure: RunStructure) -> list[Section]:
         "frequency", "Shares by frequency", _panels(chart, [r["layer"] for r in rows]), _CAPTIONS["frequency"]
     )
     return [Section("Which frequencies carry the logits?", [figure])]
-
-
-# ---- attribution of class logits, and all numbers --------------------------------------------------------------------
 
 
 def _origins(structure: RunStructure) -> list[Section]:

@@ -67,8 +67,6 @@ def _width(text: str) -> float:
     return float(_SIZE.findall(text)[0][1])
 
 
-# ---- tables ----------------------------------------------------------------------------------------------------------
-
 _FORMULA = tuple("=+-@＝＋－＠")  # characters that start a formula in a spreadsheet, including full-width ones
 _NUMBER = re.compile(r"[-+]\.?\d[\d.,]*(?:[eE][-+]?\d+)?(?: ?%)?(?: [\w(±\[].*)?")  # with an optional unit or note
 
@@ -136,8 +134,6 @@ def html_of(table: Table) -> str:
     """A table as an HTML fragment with its own style."""
     return great_table(table).tab_header(f"{table.name}. {table.note}".strip()).as_raw_html()
 
-
-# ---- LaTeX: great-tables escapes and lays out; here are mathematical signs, the label and long cells -----------------
 
 _SIGNS = {"−": "-", "≤": r"\le", "≥": r"\ge", "≈": r"\approx", "≡": r"\equiv", "≠": r"\ne", "×": r"\times"}
 _SIGNS |= {"∘": r"\circ", "→": r"\to", "√": r"\surd", "∞": r"\infty", "∑": r"\sum", "∅": r"\emptyset", "∈": r"\in"}

@@ -116,9 +116,6 @@ def grid_page(state: Grid) -> Page:
     return Page("study", *first, sections, _notes(state), _warnings(state))
 
 
-# ---- the first screen ------------------------------------------------------------------------------------------------
-
-
 def _question(state: Grid, spoken: Sequence[str]) -> str:
     tasks, titles = list(state.spec.tasks), [each.title for each in encodings(state.spec).values()]
     if len(titles) == 1:
@@ -188,9 +185,6 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-# ---- accuracy --------------------------------------------------------------------------------------------------------
-
-
 def accuracy_chart(state: Grid) -> Chart:
     """Mean accuracy of each encoding on each task, with its interval over seeds."""
     rows = seed_means(({**row, "value": cell.accuracy} for cell, row in models(state)), grain=GRAIN)
@@ -257,9 +251,6 @@ def _tinted(accuracy: float | None, skill: float | None, *small: str) -> Cell:
     return Cell(percent(accuracy, sign=False), small, right=True, css=css, style=f"--size:{depth:.0f}%")
 
 
-# ---- longer sequences ------------------------------------------------------------------------------------------------
-
-
 def lengths_chart(state: Grid) -> Chart:
     """Skill by the length of the test sequences, a panel per task."""
     rows = seed_means(
@@ -301,9 +292,6 @@ def relations_chart(state: Grid) -> Chart:
     value = number("value", "correlation with the remaining skill", domain=[-1, 1])
     order = names("property", TEXTS["properties"].values())
     return intervals(rows, value, order, drawn(looks, rows), tips=[*tips, *tooltip(models="Models")], levels={"": 0.0})
-
-
-# ---- heads -----------------------------------------------------------------------------------------------------------
 
 
 def plane_chart(state: Grid) -> Chart:
@@ -385,8 +373,6 @@ def followed(cell: CellResult, name: str) -> list[tuple[int, float]]:
     return [(int(row["step"]), float(heads.array(row[name])[at])) for row in rows if row.get(name) is not None]
 
 
-# ---- frequencies -----------------------------------------------------------------------------------------------------
-
 _UNITS = {"frequencies": "rad per position"}  # of scanned options
 _DECADES = 2  # wider scans have a logarithmic axis
 
@@ -459,9 +445,6 @@ def centre_chart(state: Grid) -> Chart:
     x = number("centre", "centre of frequency use (octaves)", zero=False, tickCount=8)
     tips = {"encoding": "Encoding", "centre": "Octaves|.2f", "share": "Positional|.2f", "size": "Accuracy drop|.1%"}
     return scatter(rows, task_styles(state.spec), x, number("share", "positional share", **_SHARE), 260, **tips)
-
-
-# ---- cost, models, and what is missing -------------------------------------------------------------------------------
 
 
 def costs_table(state: Grid) -> Table:

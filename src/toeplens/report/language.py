@@ -87,9 +87,6 @@ def _view(state: Grid, row: dict[str, Any], name: str) -> str:
     return f"{row['task']}: {name}" if len(language_tasks(state.spec)) > 1 else name
 
 
-# ---- loss ------------------------------------------------------------------------------------------------------------
-
-
 def loss_chart(state: Grid) -> Chart:
     """Bits per byte of each encoding at the training length and on longer texts, with intervals over seeds."""
     views: dict[str, Callable[[CellResult], float]] = {"At the training length": bits, f"End of texts of {_FAR}": _end}
@@ -142,9 +139,6 @@ def prices_table(state: Grid) -> Table:
 def _range(cells: Sequence[CellResult], of: Callable[[CellResult], float]) -> str:
     found = [value for cell in cells if isfinite(value := of(cell))]
     return f"{fixed(min(found), 3)} to {fixed(max(found), 3)}".replace(" ", "\u00a0") if len(found) > 1 else ""
-
-
-# ---- longer texts ----------------------------------------------------------------------------------------------------
 
 
 def _length_axis(rows: Rows, title: str) -> dict[str, Any]:
@@ -228,9 +222,6 @@ def _way(rows: Sequence[Any]) -> Cell:
     return Cell(text, (gain,), right=True)
 
 
-# ---- needles and copies ----------------------------------------------------------------------------------------------
-
-
 def needles_chart(state: Grid) -> Chart:
     """Accuracy on needles by depth and length, a panel per encoding."""
     rows = seed_means(
@@ -268,8 +259,6 @@ def copies_chart(state: Grid) -> Chart:
     x, y = _length_axis(rows, "distance / training length"), number("value", "", zero=False)
     return lines(rows, encodings(state.spec).values(), x, y, "panel", 2, 240, free=["y"])
 
-
-# ---- heads -----------------------------------------------------------------------------------------------------------
 
 _OF_KIND = (  # the attention of a head type, its title, and the share it is plotted against
     ("previous", "Previous token, positional share", "positional"),

@@ -79,9 +79,6 @@ def mean_text(values: Iterable[float | None], digits: int = 2, scale: float = 1)
     return f"{fixed(float(np.mean(found)), digits)} ({fixed(min(found), digits)} to {fixed(max(found), digits)})"
 
 
-# ---- which encoding is best ------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Standing:
     """An encoding on a task: its mean over seeds, and whether it ties with the best."""
@@ -150,9 +147,6 @@ def accuracy_text(found: Estimate) -> str:
     value, low, high = (100 * each for each in (found.value, max(0.0, found.low), min(1.0, found.high)))
     shown = [fixed(each, 1) for each in (value, low, high)]
     return f"{shown[0]}%\u00a0[{shown[1]},\u00a0{shown[2]}]" if isfinite(found.low) else f"{shown[0]}%"
-
-
-# ---- parts of a section ----------------------------------------------------------------------------------------------
 
 
 def figure(id: str, chart: Chart, name: str = "", title: str = "") -> Parts:

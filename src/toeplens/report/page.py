@@ -58,7 +58,9 @@ class Figure:
     @cached_property
     def spec(self) -> dict[str, Any]:
         """The chart as Vega-Lite, without its configuration."""
-        return {name: each for name, each in self.chart.to_dict(validate=False).items() if name not in ("config", "$schema")}
+        return {
+            name: each for name, each in self.chart.to_dict(validate=False).items() if name not in ("config", "$schema")
+        }
 
     @property
     def alternative(self) -> str:
@@ -239,9 +241,6 @@ def run_table(state: Any, what: str, more: Sequence[tuple[str, str]] = ()) -> Ta
         *machine_rows(state.environment),
     ]
     return make_table("How it was run", [], rows, css="facts")
-
-
-# ---- rendering -------------------------------------------------------------------------------------------------------
 
 
 @cache

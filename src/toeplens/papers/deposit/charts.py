@@ -44,9 +44,6 @@ _ALONE = {"rope": "rope-absolute", "rope-alone": "rope"}  # the released code's 
 _SHARE: dict[str, Any] = {"format": ".0%", "domain": [0, 1], "tickCount": 5}
 
 
-# ---- names and models ------------------------------------------------------------------------------------------------
-
-
 def family(protocol: Protocol, label: str) -> str:
     """The encoding of a label, whatever the released code calls it."""
     return _ALONE.get(label, label) if protocol == "released" else label
@@ -163,9 +160,6 @@ def _ends(value: float, low: float, high: float) -> dict[str, float]:
     return {"value": value} | ({"low": low, "high": high} if isfinite(low) else {"low": value, "high": value})
 
 
-# ---- how rows are drawn ----------------------------------------------------------------------------------------------
-
-
 def _layers(rows: Rows) -> list[Style]:
     return [style(text, index=index) for index, text in enumerate(sorted({row["series"] for row in rows}))]
 
@@ -227,9 +221,6 @@ def _named(rows: Rows) -> Rows:
     return [{"panel": f"{row['encoding']}, {row['protocol'].removesuffix(' protocol')}", **row} for row in rows]
 
 
-# ---- accuracy --------------------------------------------------------------------------------------------------------
-
-
 def accuracy(state: Reproduction) -> Chart:
     """Test accuracy by encoding and task under each protocol, with the paper's Table 1 and the two baselines."""
     rows: Rows = []
@@ -276,9 +267,6 @@ def learning(state: Reproduction, task: str) -> Chart:
             rows += means_of([(protocol, label, kept)], curve, "epoch", epochs, whole=True, panel=panel)
     y = number("value", "accuracy", **_SHARE)
     return _lines(rows, number("epoch", "epoch"), y, "encoding", _ENCODINGS, height=240, columns=2)
-
-
-# ---- where position sits ---------------------------------------------------------------------------------------------
 
 
 def drops(cell: CellResult) -> np.ndarray:
@@ -404,9 +392,6 @@ def set_sizes(state: Reproduction) -> Chart:
     return _dots(rows, number("value", "sufficient heads", zero=True), "encoding", "protocol", _PROTOCOLS)
 
 
-# ---- what changes it -------------------------------------------------------------------------------------------------
-
-
 def factor_rows(state: Reproduction) -> list[FactorRow]:
     """The effects of the protocols' switches, for the parts that are in the plan."""
     part: dict[Protocol, str] = {"released": "factors", "paper": "factors-back"}
@@ -519,9 +504,6 @@ def mla(state: Reproduction) -> Chart:
     rows = [row for text, found in every for row in means(found, _peak, model=text)]
     value = number("value", "share of the skill", clamp=True, **_SHARE)
     return _dots(rows, value, "model", "protocol", _PROTOCOLS, levels={"single-head": PEAK})
-
-
-# ---- why -------------------------------------------------------------------------------------------------------------
 
 
 def circuit_lines(found: Circuit, which: str) -> dict[str, float]:

@@ -77,9 +77,6 @@ def _titled(tables: Iterable[Table]) -> Parts:
     return [part for each in tables for part in (Markup("<h3>{}</h3>").format(each.name), each)]
 
 
-# ---- the first screen ------------------------------------------------------------------------------------------------
-
-
 def answer(state: Reproduction) -> str:
     """Per protocol: the verdict on a deposit in the first layer, with its number, interval, seeds and threshold."""
     parts, rule = [], ""
@@ -138,9 +135,6 @@ def _warnings(state: Reproduction) -> list[str]:
         what = f"{_count(len(gone), 'run')} diverged (infinite or NaN loss; no accuracy)"
         found.append(f"{what}: {'; '.join(named[:8])}{more}.")
     return found
-
-
-# ---- accuracy --------------------------------------------------------------------------------------------------------
 
 
 def _accuracy(state: Reproduction) -> dict[str, Parts]:
@@ -221,9 +215,6 @@ def accuracy_table(state: Reproduction, task: str) -> Table:
         note="Test accuracy in per cent; accuracy drop without the most important head in percentage points, mean over "
         "seeds. Small print: seeds; each seed’s most important head (L2 H3: layer 2, head 3).",
     )
-
-
-# ---- where position sits ---------------------------------------------------------------------------------------------
 
 
 def _deposit(state: Reproduction) -> dict[str, Parts]:
@@ -310,9 +301,6 @@ def _deposit_rows(protocol: Protocol, label: str, cells: Sequence[CellResult]) -
             row.insert(0, Cell(name(protocol, label), small, down=size, header=True, row_css="first", sign=sign))
         rows.append(row)
     return rows
-
-
-# ---- what changes it -------------------------------------------------------------------------------------------------
 
 
 def _changes(state: Reproduction, pictures: Parts) -> dict[str, Parts]:
@@ -470,9 +458,6 @@ def steps_table(state: Reproduction) -> list[Table]:
     return [make_table("MLA or its released code", names, lines, note=note)] if lines else []
 
 
-# ---- why -------------------------------------------------------------------------------------------------------------
-
-
 def _why(state: Reproduction) -> dict[str, Parts]:
     gradients = _figure("strength", charts.strength(state))
     for which in ("exponent", "lead", "growth"):
@@ -496,9 +481,6 @@ def _why_text(state: Reproduction) -> str:
         f"In the first layer of RoPE, the exponent of the positional gradient at the logits is {'; '.join(told)}. "
         "At −1/2 it cancels over a batch like noise, at 0 not at all."
     )
-
-
-# ---- claims and run --------------------------------------------------------------------------------------------------
 
 
 def _claims(state: Reproduction) -> Section:

@@ -140,9 +140,6 @@ def verdicts_chart(entries: Sequence[Entry]) -> Any:
     return alt.layer(heads, marks).properties(height=24 * len({row["topic"] for row in rows}))
 
 
-# ---- sections --------------------------------------------------------------------------------------------------------
-
-
 def _over(records: list[Record], *path: str) -> np.ndarray:
     """A table of numbers for each seed."""
     return np.array([np.asarray(reduce(getitem, path, record), dtype=float) for record in records])

@@ -68,9 +68,6 @@ def _skill(task: str) -> Figure:
     return Figure(f"skill on {task}, ", lambda cell: cell.skill, ACCURACY.counts, ACCURACY.without)
 
 
-# ---- exclusion -------------------------------------------------------------------------------------------------------
-
-
 def _exclusion(data: Evidence) -> list[Finding]:
     """Per seed, the largest over heads of the smaller of the two scores."""
     largest: dict[int, float] = {}
@@ -85,9 +82,6 @@ def _exclusion(data: Evidence) -> list[Finding]:
                 largest[cell.key.seed] = max(largest.get(cell.key.seed, -1.0), float(smaller.max()))
     what = f"largest over a seed's heads of the smaller sampled score ({count} heads)"
     return [below(what, largest, _BOTH, grain=0.02)]
-
-
-# ---- which heads solve a task ----------------------------------------------------------------------------------------
 
 
 def _carried(task: str, share: str) -> Figure:
@@ -127,9 +121,6 @@ def _exceeds(data: Evidence, task: str) -> list[Finding]:
     return findings
 
 
-# ---- how heads change during training --------------------------------------------------------------------------------
-
-
 def _emerges(data: Evidence, task: str, share: str) -> list[Finding]:
     """Test of the heads of the trained model, weighted by their ablation effect."""
 
@@ -145,9 +136,6 @@ def _emerges(data: Evidence, task: str, share: str) -> list[Finding]:
         *Test(end, ROPE, above=_PURE, task=task)(data),
         *Test(gain, ROPE, above=_CHANGE, task=task)(data),
     ]
-
-
-# ---- frequencies that heads use --------------------------------------------------------------------------------------
 
 
 def _correspondence(data: Evidence) -> list[Finding]:
@@ -182,9 +170,6 @@ def _halves(cell: CellResult) -> float:
     return float(lost[:half].sum() - lost[half:].sum()) if lost.any() else float("nan")
 
 
-# ---- models restricted to frequency bands ----------------------------------------------------------------------------
-
-
 def _with_high_alone(data: Evidence) -> list[Finding]:
     """Test only if each frequency of the high band makes at least one full rotation within a sequence."""
     what = "accuracy on mix with only the highest frequencies"
@@ -200,9 +185,6 @@ def _with_high_alone(data: Evidence) -> list[Finding]:
             return [unknown(what, why, f"a study whose high band ends above {bar:.2g} radians per token")]
         return _accuracy(data, MIX, of=ROPE, minus=HIGH, above=MARGIN)
     return [unknown(what, NONE_COUNTS)]
-
-
-# ---- models with one frequency ---------------------------------------------------------------------------------------
 
 
 def _scan(data: Evidence, task: str, sign: int) -> list[Finding]:

@@ -159,9 +159,8 @@ def _of_bands(measured: Sequence[Measured], found: BandEffects, work: Work) -> A
         speeds = np.abs(frequencies)
         for band, *column in zip(bands, *interval_of(over_texts(parts, texts), work.options.seed), strict=True):
             own = speeds[list(band)]
-            place = each.layer.layer, each.layer.kind, each.layer.side
             ends = band[0], band[-1], float(own.max()), float(own.min())
-            made.append(BandRecord(*place, *ends, *(or_none(float(value)) for value in column)))
+            made.append(BandRecord(*each.layer.place, *ends, *(or_none(float(value)) for value in column)))
     intervals = way_of(found.parts[0], work.inputs["input_ids"].shape[1], texts)
     fields: dict[str, Any] = {"effect": found.outcome, "method": "bands", "baseline": _mean(found.baseline)}
     return replace(without_effects(measured, intervals=intervals), **fields, bands=tuple(made))

@@ -49,7 +49,8 @@ DISTANCES = schema("head:count nearest:count farthest:count attention", _PLACE)
 BANDS = schema("first:count last:count fastest slowest effect effect_low effect_high", _PLACE)
 
 
-class _OfLayer:
+@dataclass(frozen=True)
+class _OfLayer(Record):
     side: Side
     kind: Kind
     layer: records.Count
@@ -61,14 +62,11 @@ class _OfLayer:
 
 
 @dataclass(frozen=True)
-class HeadRecord(_OfLayer, Record):
+class HeadRecord(_OfLayer):
     """One head. The fields up to ``effect_high`` and the properties below are the table's `COLUMNS`."""
 
     LATER = ("decay", "kernel", "massive_q", "massive_k", "offset", "retrieval", "duplicate")
 
-    side: Side
-    kind: Kind
-    layer: records.Count
     head: records.Count
     positional: Part = None
     symbolic: Part = None
@@ -118,14 +116,11 @@ class HeadRecord(_OfLayer, Record):
 
 
 @dataclass(frozen=True)
-class LayerRecord(_OfLayer, Record):
+class LayerRecord(_OfLayer):
     """One attention call of the model, in the order of the forward pass."""
 
     LATER = ("deposit", "dead", "tabled", "chunk", "used", "logit", "undecided")
 
-    side: Side
-    kind: Kind
-    layer: records.Count
     module: records.Text  # name of the module in the model, and its class
     heads: records.Count  # query heads
     key_heads: records.Count
@@ -157,14 +152,11 @@ class LayerRecord(_OfLayer, Record):
 
 
 @dataclass(frozen=True)
-class BandRecord(_OfLayer, Record):
+class BandRecord(_OfLayer):
     """A frequency band of a layer's rotation, and the effect of freezing it in all of the layer's heads."""
 
     WORDS = "audit"
 
-    layer: records.Count
-    kind: Kind
-    side: Side
     first: records.Count  # pair, from 0
     last: records.Count
     fastest: records.Positive  # largest absolute frequency, in rad per position

@@ -11,7 +11,7 @@ from typing import Any
 
 from pyarrow import csv, parquet
 
-from toeplens.ground import InputError, read_json, write_bytes, write_json
+from toeplens.ground import write_bytes, write_json
 from toeplens.ground.files import make_directory
 from toeplens.studies.auditing.record import PARTS, AuditRecord
 from toeplens.studies.kit.changes import VERSIONS
@@ -59,10 +59,7 @@ def save(audit: Audit, directory: Path) -> Path:
 
 def open_audit(directory: Path | str) -> Audit:
     """The audit in a directory. Raises `InputError` if there is none or if it is damaged."""
-    path = Path(directory) / RECORD
-    if not path.is_file():
-        raise InputError(f"audit must be the directory of an audit, but {directory} contains no {RECORD}.")
-    return Audit.from_dict(read_json(path), path)
+    return Audit.in_directory(directory, RECORD)
 
 
 def parquet_of(audit: Audit) -> bytes:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import torch
 from jaxtyping import Float, Int
 
-from toeplens.ground import InputError, invalid, read_json, records, write_json
+from toeplens.ground import InputError, invalid, records, write_json
 from toeplens.ground.options import within
 from toeplens.ground.records import Record
 from toeplens.ground.words import fixed
@@ -329,10 +329,7 @@ def save_probe(record: ProbeRecord, directory: Path) -> Path:
 
 def open_probe(directory: Path | str) -> ProbeRecord:
     """The probe in a directory. Raises `InputError` if there is none or if it is damaged."""
-    path = Path(directory) / RECORD
-    if not path.is_file():
-        raise InputError(f"probe must be the directory of a probe, but {directory} contains no {RECORD}.")
-    return ProbeRecord.from_dict(read_json(path), path)
+    return ProbeRecord.in_directory(directory, RECORD)
 
 
 def _answers(

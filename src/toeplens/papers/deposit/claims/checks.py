@@ -33,7 +33,6 @@ from toeplens.training.spec import run_spec
 DATA = read_claims(Path(__file__).with_name("claims.yaml"))
 WORDS: dict[str, str] = DATA["figures"]
 
-# ---- labels ----------------------------------------------------------------------------------------------------------
 
 FULL = "full-rope"  # RoPE on all heads, without a sinusoid
 _LABELS = {  # in the paper's and the released protocol
@@ -56,8 +55,6 @@ def is_released(results: Results) -> bool:
     """Whether these are results of the released protocol, even if empty."""
     return results.protocol == "released" or any(cell.key.protocol == "released" for cell in results.cells)
 
-
-# ---- figures of ablation effects -------------------------------------------------------------------------------------
 
 _NATS = {0.5: 0.7, 0.25: 0.35}  # thresholds by loss of shares of the skill, where they differ
 UNITS: dict[Measure, str] = {"accuracy": " of the skill", "loss": " nats"}
@@ -114,9 +111,6 @@ class Effect:
 FIRST_LAYER, LATER_LAYERS = slice(0, 1), slice(1, None)
 
 
-# ---- tests -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Test(claims.Test):
     """A test on the results of one protocol; its figure may be an `Effect`, with thresholds as shares of the skill.
@@ -150,9 +144,6 @@ class Test(claims.Test):
             else:
                 found.append(test.finding(results, title, *labels))
         return found
-
-
-# ---- accuracy --------------------------------------------------------------------------------------------------------
 
 
 _ANEW = (
@@ -266,9 +257,6 @@ _OF_ACCURACY: dict[str, Any] = {
 }
 
 
-# ---- heads -----------------------------------------------------------------------------------------------------------
-
-
 # thresholds of the ablation effect of one head: pronounced, negligible
 SOME, LITTLE = 0.25, 0.1
 _HALF_A_DOUBLING = 0.5  # of the effective heads
@@ -362,9 +350,6 @@ def _partial_moves(results: Results, at: At) -> list[Finding]:
     ]
     what = f"share of models with the most important head in the second or third layer, {on_some}{without[0]}"
     return [above(what, share, _MAYBE), *map(supporting, support)]
-
-
-# ---- the scale sweep -------------------------------------------------------------------------------------------------
 
 
 def _of_encoding(results: Results, at: At) -> list[Finding]:

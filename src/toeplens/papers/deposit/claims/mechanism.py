@@ -49,9 +49,6 @@ def _mean(values: np.ndarray) -> float:
     return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
 
 
-# ---- gradients at initialisation -------------------------------------------------------------------------------------
-
-
 def _seeded(cell: CellResult) -> bool:
     return cell.measure("seed") is not None
 
@@ -138,9 +135,6 @@ def _standing(signal: np.ndarray, costs: np.ndarray) -> float:
     return float((others < leader).mean() + (others == leader).mean() / 2)
 
 
-# ---- representations -------------------------------------------------------------------------------------------------
-
-
 def _stream(words: str, of: Callable[[Any], float]) -> Figure:
     def deep(cell: CellResult) -> bool:
         found = cell.measure("representation")
@@ -165,9 +159,6 @@ def _through_mask(results: Results) -> list[Finding]:
     """The switch takes the other protocol's mask, so the causal model is on either side, by protocol."""
     pair = ("nope/mask", "nope") if is_released(results) else ("nope", "nope/mask")
     return Test(Figure("skill of ", lambda cell: cell.skill), *pair, above=0.1)(results)
-
-
-# ---- trained heads ---------------------------------------------------------------------------------------------------
 
 
 def _lost(rank: int, words: str) -> Figure:
@@ -223,9 +214,6 @@ def _breadth(cell: CellResult, layers: slice) -> float:
 
 
 _used = partial(_figure, "frequency", counts=lambda cell: look_at(cell) is not None, grain=0.02)
-
-
-# ---- spectra against learning ----------------------------------------------------------------------------------------
 
 
 def _width(cell: CellResult) -> float:

@@ -136,9 +136,6 @@ def _run_table(study: Pretrained) -> Table:
     return make_table("How it was run", [], rows, css="facts")
 
 
-# ---- heads -----------------------------------------------------------------------------------------------------------
-
-
 def head_rows(study: Pretrained) -> list[dict[str, Any]]:
     """A row per head of the model, of random weights, and of the model on tokens in random order."""
     rows = []
@@ -242,9 +239,6 @@ def map_chart(heads: Heads, values: Mapping[str, Iterable[float]], title: str, f
     x["axis"] = y["axis"] = {"labelOverlap": True}
     chart = heat(rows, x, y, "value", title=title, domain=domain, tips=tips, form=form, **many)
     return grid(chart, "measure", values) if len(values) > 1 else chart
-
-
-# ---- effects ---------------------------------------------------------------------------------------------------------
 
 
 def _more(probe: ProbeRecord, behaviour: Behaviour) -> dict[str, Any]:

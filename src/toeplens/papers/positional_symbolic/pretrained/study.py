@@ -84,9 +84,6 @@ def _missing(study: Examined, what: str, nature: str) -> list[Finding]:
     return [unknown(what, nature if study.complete else "not finished")]
 
 
-# ---- positional heads and frequencies --------------------------------------------------------------------------------
-
-
 def _correspondence(study: Examined) -> list[Finding]:
     heads, what = study.heads("text"), "rank correlation of the positional share and the frequency used"
     if heads is None or not study.plan.turns:
@@ -159,9 +156,6 @@ def _counts(study: Examined, kind: str, name: str) -> list[float] | None:
     if heads is None or not np.isfinite(heads.columns[name]).any(1).all():
         return None
     return heads.by_text(lambda columns: float((columns[name] >= _PURE).sum()))
-
-
-# ---- retrieval -------------------------------------------------------------------------------------------------------
 
 
 def _sparse(study: Examined) -> list[Finding]:
@@ -249,9 +243,6 @@ def _symbolic(study: Examined) -> list[Finding]:
     return [*found, supporting(unknown(slower, _STILL))]
 
 
-# ---- effects of removing position ------------------------------------------------------------------------------------
-
-
 def _worth(study: Examined) -> list[Finding]:
     what, audit, heads = "the most positional head", study.audits.get("position"), study.heads("text")
     if audit is None or heads is None:
@@ -313,9 +304,6 @@ _DATA = read_claims(Path(__file__).with_name("claims.yaml"))
 CLAIMS: tuple[Claim[Examined], ...] = tuple(claim_of(entry, _CHECKS, _DATA["words"]) for entry in _DATA["claims"])
 
 
-# ---- verdicts with one number per text -------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class ByText:
     """A comparison over sequences, recomputed with one number per text.
@@ -355,9 +343,6 @@ def by_text(study: Examined) -> Iterator[ByText]:
             yes, no = Comparison(seen, part.comparison.low, part.comparison.high).chances()
             found = Finding("undecided", "", yes, no)
             yield ByText(entry, part, len(texts), seen.value, *seen.interval(LEVEL), found.at(LEVEL))
-
-
-# ---- the study -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
