@@ -123,7 +123,7 @@ def test_a_card_replaces_nothing_else_and_its_place_is_tried_first(
     toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("toeplens.studies.card.make_card", lambda *_, **__: pytest.fail("the work was begun"))
-    for name in ("index.html", "rope.html", "plotly.js"):
+    for name in ("index.html", "rope.html", "vega.js"):
         (tmp_path / name).write_text("mine")
         assert f"{tmp_path}" in toeplens("card", "--out", tmp_path).refusal()
         (tmp_path / name).unlink()

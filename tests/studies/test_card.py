@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 from scipy.linalg import toeplitz
+from tests.report.charts import rows_of
 from torch import Tensor
 
 from toeplens import encodings
 from toeplens.encodings import OffsetBias, registry
 from toeplens.encodings.conformance import CHECKS
-from toeplens.report import render_card, write_cards
+from toeplens.report import write_cards
 from toeplens.studies import card as cards
 from toeplens.studies.card import Card, make_card
 
@@ -133,12 +134,37 @@ def test_the_peak_is_what_lives_at_once() -> None:
 
 
 def test_a_card_is_a_page(made: dict[str, Card], tmp_path) -> None:
-    page = render_card(made["rope"])
-    assert "<math" in page
-    assert "Su et al. 2021" in page
+    rope = made["rope"]
+    page, charts = rope.page(), rope.charts()
+    assert page.question == "What does rope do?"
+    assert f"A training step takes {rope.cost.step:.2f} times as long" in page.answer
+    assert list(charts) == ["kernel", "attention", "symbol"]
+    assert list(made["fox"].charts()) == ["attention"]
+    rows = {row["x"]: row["value"] for row in rows_of(charts["kernel"])}
+    for at in (0, 5, 100):
+        assert rows[at] == pytest.approx(cards.flat(rope.kernel)[0][LENGTH - 1 + at], rel=1e-4)
+    assert rows_of(charts["attention"])[0]["value"] == pytest.approx(float(rope.profile[:, 0].mean()), rel=1e-4)
+    properties = {row[0].plain: row[1].plain for row in page.tables[0].body}
+    assert properties["Source"].startswith("Su et al. 2021")
+    assert properties["Resolution"] == "float32: no limit; float16: no limit; bfloat16: no limit"
+    text = page.html()
+    assert "<math" in text
+    assert text == rope.page().html()
+    assert len(text) < 1_500_000
+    for chart in charts.values():
+        chart.save(tmp_path / "chart.svg")
+
+
+def test_all_cards_share_one_drawing_program(made: dict[str, Card], tmp_path) -> None:
     index = write_cards(list(made.values()), tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"index.html", "plotly.js", *(f"{n}.html" for n in made)}
-    assert all(f'href="{name}.html"' in index.read_text() for name in made)
+    assert {path.name for path in tmp_path.iterdir()} == {"index.html", "vega.js", *(f"{n}.html" for n in made)}
+    text = index.read_text()
+    assert all(f'href="{name}.html"' in text for name in made)
+    assert "4 depend only on distance (Toeplitz), 1 depend on content" in text
+    card = (tmp_path / "rope.html").read_text()
+    assert '<a href="index.html">' in card
+    assert '<script src="vega.js">' in card
+    assert len(card) < 200_000, "without the drawing program"
 
 
 def test_a_kernel_that_hides_keys_has_no_symbol_and_no_noise(
@@ -149,6 +175,7 @@ def test_a_kernel_that_hides_keys_has_no_symbol_and_no_noise(
     card = make_card("window", length=LENGTH, rounds=1)
     assert np.isneginf(card.kernel).any()
     assert card.symbol is None
-    page = render_card(card)
-    assert "it has no symbol" in page
+    assert any("it has no symbol" in note for note in card.page().notes)
+    assert "symbol" not in card.charts()
+    assert all(row["value"] is None for row in rows_of(card.charts()["kernel"]) if abs(row["x"]) >= 4)
     assert capfd.readouterr() == ("", "")

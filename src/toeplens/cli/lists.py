@@ -54,6 +54,7 @@ def card(
     from toeplens import encodings, report
     from toeplens.cli import console
     from toeplens.cli.progress import ProgressBars
+    from toeplens.ground.outputs import write_page
     from toeplens.studies.card import make_card
 
     if name is None and set_:
@@ -72,7 +73,7 @@ def card(
         for each in names:
             cards.append(make_card(each, length=length, **options))
             progress("cards", len(cards), len(names))
-    page = report.write_card(cards[0], out) if name is not None else report.write_cards(cards, out)
+    page = write_page(out, cards[0].page().html(), "card") if name is not None else report.write_cards(cards, out)
     console.print_page(page, as_json=as_json, cards=[made.to_dict() for made in cards])
 
 

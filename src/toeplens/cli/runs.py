@@ -154,8 +154,9 @@ def decompose(
     as_json: Json = False,
 ) -> None:
     """Decompose a run's logits into content and position."""
-    from toeplens import report, training
+    from toeplens import training
     from toeplens.cli import console, tables
+    from toeplens.ground.outputs import write_page
     from toeplens.lens import Split
     from toeplens.studies.decomposition import decompose_run
 
@@ -171,7 +172,7 @@ def decompose(
     layers = [number - 1 for number in layer or ([1] if split == "input" else range(1, depth + 1))]
     with console.err.status("decomposing logits"):
         structure = decompose_run(opened, split=split, examples=examples, layers=layers, device=device)  # type: ignore[arg-type]
-    report.write_structure(structure, page)
+    write_page(page, structure.page().html(), "decompose")
     if not as_json:
         tables.print_structure(structure)
     console.print_page(page, as_json=as_json, **structure.to_dict())

@@ -1,6 +1,7 @@
-"""Self-contained HTML pages with figures: grid studies, audits, decompositions of runs, cards of encodings.
+"""Pages as data: a question, its answer, a picture, sections of charts and tables; one HTML file each.
 
-Each page has a folder named after its study, which only renders and never computes. Shared code is in ``kit``.
+A page only renders and never computes. ``results.page()`` gives the page of a study, audit, probe, decomposition or
+card, and ``results.charts()`` its charts.
 """
 
 from typing import TYPE_CHECKING
@@ -8,12 +9,9 @@ from typing import TYPE_CHECKING
 from toeplens.ground.lazy import lazy
 
 if TYPE_CHECKING:
-    from toeplens.report.card import free_for_cards, render_card, write_card, write_cards
+    from toeplens.report.card import free_for_cards, write_cards
     from toeplens.report.comparison import comparison_page
-    from toeplens.report.decomposition import render_structure, write_structure
-    from toeplens.report.grid.page import render_grid, write_grid
-    from toeplens.report.kit.page import PAGE
-    from toeplens.report.page import Figure, Page, Section, write_report
+    from toeplens.report.page import PAGE, Figure, Page, Section, write_report
 
 __all__ = [
     "PAGE",
@@ -22,13 +20,7 @@ __all__ = [
     "Section",
     "comparison_page",
     "free_for_cards",
-    "render_card",
-    "render_grid",
-    "render_structure",
-    "write_card",
     "write_cards",
-    "write_grid",
     "write_report",
-    "write_structure",
 ]
 __getattr__ = lazy(__name__, __file__)

@@ -117,10 +117,13 @@ def intervals(
     high: str = "high",
     tips: Sequence[Any] = (),
     levels: Mapping[str, float] | None = None,
+    pitch: int = 11,
 ) -> Chart:
     """Points with their intervals: a row per category, a mark per series, ``row`` and ``value`` as `names`, `number`.
 
-    levels  vertical reference lines: value by label
+    Arguments
+        levels  vertical reference lines: value by label
+        pitch   pixels per series
     """
     found, values = list({style.title: style for style in styles}.values()), listed(rows)
     offset = {"yOffset": alt.YOffset(**names(series, [each.title for each in found]))} if len(found) > 1 else {}
@@ -128,9 +131,10 @@ def intervals(
     told = list(tips) or [alt.Tooltip(**_tip(each)) for each in (row, value)]
     ends = {"x": alt.X(field=low, type="quantitative"), "x2": alt.X2(field=high)}
     bars = base.mark_rule(strokeWidth=2, opacity=0.6).encode(**ends)
-    marks = base.mark_point().encode(x=alt.X(**value), tooltip=told, **looks(series, found))
+    point = base.mark_point(**({"size": pitch**2} if pitch < 8 else {}))
+    marks = point.encode(x=alt.X(**value), tooltip=told, **looks(series, found))
     made = alt.layer(*([reference(levels, vertical=True)] if levels else []), bars, marks, data=data(values))
-    return made.properties(height=len({each[row["field"]] for each in values}) * max(22, 11 * len(found)))
+    return made.properties(height=len({each[row["field"]] for each in values}) * max(22, pitch * len(found)))
 
 
 def reference(levels: Mapping[str, float], *, vertical: bool = False) -> Chart:
@@ -195,11 +199,11 @@ def plane(rows: Rows, styles: Iterable[Style], *, tips: Sequence[Any], series: s
     }
     x, y = alt.X(**axes["positional"]), alt.Y(**axes["symbolic"])
     frame = alt.Chart(alt.Data(values=corners)).mark_line(strokeWidth=1, color="#858b95")
-    heads = alt.Chart(data(rows)).mark_point(opacity=0.6).encode(x=x, y=y, tooltip=list(tips), **looks(series, styles))
+    heads = alt.Chart().mark_point(opacity=0.6).encode(x=x, y=y, tooltip=list(tips), **looks(series, styles))
     if size:
         sizes = alt.Scale(type="sqrt", range=[12, 320], domainMin=0)
         heads = heads.encode(size=alt.Size(field=size, type="quantitative", scale=sizes, legend=None))
-    return alt.layer(frame.encode(x=x, y=y, order="n:Q"), heads).properties(height=360)
+    return alt.layer(frame.encode(x=x, y=y, order="n:Q"), heads, data=data(rows)).properties(height=360)
 
 
 def grid(chart: Chart, field: str, order: Iterable[str], *, columns: int = 3, free: Sequence[str] = ()) -> Chart:

@@ -42,21 +42,18 @@ def style(title: str, name: str = "", index: int = 0) -> Style:
 
 
 def styles(titles: Iterable[tuple[str, str]]) -> dict[str, Style]:
-    """Styles of series by name, from pairs of name and title; names without a style of their own take one in turn."""
-    found, free = {}, 0
-    taken: set[tuple[str, str]] = set()
+    """Styles of series by name, from pairs of name and title; names without a style of their own take one in turn.
+
+    Colours that no other series has come first.
+    """
     pairs = list(titles)
-    for name, title in pairs:
-        if name in _DATA["series"]:
-            found[name] = style(title, name)
-            taken.add((found[name].colour, found[name].shape))
-    for name, title in pairs:
-        if name not in found:
-            made = style(title, index=free)
-            while (made.colour, made.shape) in taken and free < len(_DATA["order"]):
-                free += 1
-                made = style(title, index=free)
-            found[name], free = made, free + 1
+    own = {name: style(title, name) for name, title in pairs if name in _DATA["series"]}
+    taken, colours = {(each.colour, each.shape) for each in own.values()}, {each.colour for each in own.values()}
+    order = [(style("", index=index), index) for index in range(len(_DATA["order"]))]
+    free = [(each.colour in colours, index) for each, index in order if (each.colour, each.shape) not in taken]
+    turns = [index for _, index in sorted(free)] or [0]
+    others = [(name, title) for name, title in pairs if name not in own]
+    found = own | {name: style(title, index=turns[n % len(turns)]) for n, (name, title) in enumerate(others)}
     return {name: found[name] for name, _ in pairs}
 
 

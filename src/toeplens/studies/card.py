@@ -22,6 +22,7 @@ from toeplens.encodings import PositionalEncoding, attend, attention_weights, co
 from toeplens.ground import InputError
 from toeplens.ground.options import within
 from toeplens.lens.toeplitz.spectrum import symbol
+from toeplens.studies.kit.pages import HasPage
 
 FARTHEST = 1_048_576  # largest distance tested for the resolution
 # dtypes of the resolution
@@ -42,7 +43,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Card:
+class Card(HasPage):
     """The content of a card.
 
     The symbol of the kernel is averaged over frequencies, under the window 1 - |delta| / M, where M is ``max_len``.
@@ -54,6 +55,8 @@ class Card:
     without position have mean 2 and standard deviation 1: the effect of a rotation on similar contents would not be
     visible with unrelated contents.
     """
+
+    PAGE = "toeplens.report.card:card_page"
 
     name: str
     options: dict[str, Any]

@@ -14,7 +14,6 @@ import pytest
 from toeplens.engine import ExecutionOptions, Job, run_job
 from toeplens.ground import InputError, read_json
 from toeplens.papers.mathematics import CLAIMS, EXPERIMENTS, Theory, check_theory, gather, is_theory, study, universal
-from toeplens.papers.mathematics.page import theory_page
 from toeplens.papers.mathematics.statements import DATA, Records, tally
 from toeplens.studies import Claim, combine, judge_all
 from toeplens.studies.kit.claims import findings
@@ -141,11 +140,12 @@ def test_everything_is_carried_out_written_down_and_shown(theory: Theory) -> Non
     assert [e.to_dict() for e in gather(theory.directory).entries] == [e.to_dict() for e in theory.entries]
     nothing = judge_all(CLAIMS, {name: [] for name in theory.records})
     assert {entry.verdict for entry in nothing} == {"undecided"}
-    page = theory_page(theory).html()
-    assert page == theory_page(theory).html()
+    page = theory.page().html()
+    assert page == theory.page().html()
     assert all(f'id="claim-{claim.id}"' in page for claim in CLAIMS)
     assert "src=" not in page.split("<script", 1)[0]
-    assert page.count('class="plot"') >= 12
+    assert len(theory.charts()) >= 8
+    assert "1 seed: statements about trained heads need 5 seeds" in page
 
 
 @pytest.mark.heavy

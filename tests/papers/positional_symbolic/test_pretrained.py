@@ -16,7 +16,6 @@ from tests.studies.probing.models import TEXT, saved
 from toeplens.engine import ExecutionOptions
 from toeplens.ground import InputError
 from toeplens.papers.positional_symbolic.pretrained import Plan, Pretrained, examine, gather, is_pretrained, open_record
-from toeplens.papers.positional_symbolic.pretrained.page import pretrained_page
 from toeplens.papers.positional_symbolic.pretrained.parts import Making, changes_of, previous, retrieving
 from toeplens.papers.positional_symbolic.pretrained.study import by_text
 from toeplens.sources.huggingface import load_model
@@ -62,7 +61,7 @@ def test_a_record_of_it_is_read_and_has_the_same_page(study: Pretrained, tmp_pat
         assert (again.audits, again.probes, again.plan) == (study.audits, study.probes, study.plan)
         assert [entry.to_dict() for entry in again.entries] == [entry.to_dict() for entry in study.entries]
     assert sorted(tmp_path.iterdir()) == before, "nothing is written beside a record"
-    assert pretrained_page(gather(tmp_path)).html() == pretrained_page(gather(study.directory)).html()
+    assert gather(tmp_path).page().html() == gather(study.directory).page().html()
 
 
 def test_a_study_that_was_stopped_ends_with_the_same(study: Pretrained, model: Path, tmp_path: Path) -> None:
@@ -107,7 +106,7 @@ def test_a_page_is_made_whichever_pieces_are_missing(study: Pretrained) -> None:
             field: {name: each for name, each in getattr(study, field).items() if name not in gone}
             for field in ("audits", "probes")
         }
-        assert "</html>" in pretrained_page(replace(study, **left).judged()).html()
+        assert "</html>" in replace(study, **left).judged().page().html()
 
 
 @pytest.mark.parametrize(

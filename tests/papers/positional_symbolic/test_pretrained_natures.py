@@ -11,7 +11,6 @@ import pytest
 from tests.studies.probing.models import TEXT, tokenizer
 
 from toeplens.papers.positional_symbolic.pretrained import Pretrained, examine, gather
-from toeplens.papers.positional_symbolic.pretrained.page import pretrained_page
 from toeplens.papers.positional_symbolic.pretrained.parts import TOGETHER
 from toeplens.sources.huggingface import load_model
 from toeplens.studies.auditing import audit
@@ -102,8 +101,8 @@ def test_heads_that_know_no_position_can_be_purely_symbolic(models: dict[str, Pa
 
 
 def test_their_pages_are_made(alibi: Pretrained, encoder: Pretrained) -> None:
-    assert "6 groups of 32 sequences of 20 tokens" in pretrained_page(encoder).html()
-    assert "6 sequences of 20 tokens" in pretrained_page(alibi).html()
+    assert "groups of 32 sequences of 20 tokens per text" in encoder.page().html()
+    assert "sequences of 20 tokens per text" in alibi.page().html()
     for study in (alibi, encoder):
         assert np.isfinite(study.heads("text").columns["positional"]).all()  # type: ignore[union-attr]
         assert gather(study.directory).entries == study.entries

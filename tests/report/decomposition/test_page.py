@@ -1,15 +1,17 @@
-"""The page of a run taken apart says what the numbers say, needs nothing but itself, and draws in a real browser."""
+"""The page of a decomposed run says what the numbers say."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.report.reading import figures, rows_of, stands_alone, without_plotly
+from tests.report.charts import rows_of
 
+from toeplens.ground.words import percent
 from toeplens.lens import KINDS
-from toeplens.report.decomposition import diagonals_only, pair, render_structure, symbol
+from toeplens.report.decomposition import UNSPLIT, diagonals_only, example_chart
 from toeplens.studies.decomposition import ORIGINS, LayerStructure, Origins, Parts, RunStructure
 
 HEADS, LENGTH, FREQUENCIES = 16, 12, 4
@@ -74,53 +76,40 @@ def planted() -> RunStructure:
     return made_up()
 
 
-@pytest.fixture(scope="module")
-def page(planted: RunStructure) -> str:
-    return render_structure(planted)
+def test_the_first_screen_says_how_much_is_position(planted: RunStructure) -> None:
+    page = planted.page()
+    shares = np.concatenate([layer.parts.kinds["softmax"][:, 0] for layer in planted.layers[:2]])
+    assert page.answer.startswith(f"Position makes up {percent(float(np.nanmean(shares)))} of the row-centred logits")
+    assert percent(float(np.nanmax(shares))) in page.answer
+    assert "The position part is 61.2% Toeplitz on average (30.0% to 90.0% over heads)" in page.answer
+    assert page.picture.id == "kinds"
+    assert page.warnings == [
+        f"Layer 3: no decomposition. Reason: {planted.layers[2].why} Only the logits by distance are shown."
+    ]
+    assert "one model" in page.notes[0]
 
 
-@pytest.mark.parametrize(("view", "look"), [(0, "softmax"), (1, "logits")])
-def test_the_bars_are_the_shares(planted: RunStructure, page: str, view: int, look: str) -> None:
-    plots = figures(page)
-    for panel, layer in enumerate(planted.layers[:2]):
-        figure = plots[f"kinds-{view}-0-{panel}"]
-        assert figure["layout"]["barmode"] == "relative"
-        bars = {trace["meta"]: trace["y"] for trace in figure["data"]}
-        assert list(bars) == [*KINDS, "untold"]
-        for head in range(HEADS):
-            for column, kind in enumerate(KINDS):
-                true = layer.parts.kinds[look][head, column]
-                drawn = bars[kind][head]
-                assert drawn is None if np.isnan(true) else abs(drawn - true) <= 1e-3 * abs(true) + 1e-12
-        assert bars["untold"][UNKNOWN] == pytest.approx(1 - bars["position"][UNKNOWN], rel=1e-3)
-        assert [head for head, value in enumerate(bars["untold"]) if value is not None] == [UNKNOWN]
-        assert [note["x"] for note in figure["layout"]["annotations"]] == [FLAT + 1]
-        low, high = figure["layout"]["yaxis"]["range"]
-        heights = [[row[head] or 0 for row in bars.values()] for head in range(HEADS)]
-        assert min(sum(min(x, 0) for x in bar) for bar in heights) > low
-        assert max(sum(max(x, 0) for x in bar) for bar in heights) < high
-    assert "kinds-0-0-2" not in plots, "the third layer has no parts"
+def test_the_bars_are_the_shares(planted: RunStructure) -> None:
+    drawn = {(row["layer"], row["head"], row["series"]): row["share"] for row in rows_of(planted.charts()["kinds"])}
+    for at, layer in enumerate(planted.layers[:2], 1):
+        for head, row in enumerate(layer.parts.kinds["softmax"]):
+            for kind, true in zip(KINDS, row, strict=True):
+                share = drawn.get((f"Layer {at}", head + 1, kind))
+                assert share is None if np.isnan(true) else share == pytest.approx(true, rel=1e-4)
+        position = layer.parts.kinds["softmax"][UNKNOWN, 0]
+        assert drawn[f"Layer {at}", UNKNOWN + 1, UNSPLIT] == pytest.approx(1 - position, rel=1e-4)
+    assert not any(layer == "Layer 3" for layer, _, _ in drawn), "the third layer has no parts"
 
 
-def test_curves_have_a_point_an_offset_and_none_where_no_pair_is(planted: RunStructure, page: str) -> None:
-    plots = figures(page)
-    for group, layer in enumerate(planted.layers):
-        curves = plots[f"distance-0-{group}-{0 if layer.parts is None else 1}"]["data"]
-        assert [curve["meta"] for curve in curves] == [f"head-{head}" for head in range(1, HEADS + 1)]
-        assert len({(curve["line"]["color"], curve["marker"]["symbol"]) for curve in curves}) == HEADS
-        assert curves[4]["x"] == layer.offsets.tolist()
-        assert curves[4]["y"][-1] is None
-        np.testing.assert_allclose(curves[4]["y"][:-1], layer.means[4, :-1], rtol=1e-3)
-    assert "Expected for contents without structure: 1.2%" in page
-    assert "Variance of the logits explained by distance: 10.0% (head 1) to 80.0% (head 16)" in page
-
-
-def test_the_symbol_is_dotted_where_it_is_negative() -> None:
-    angles = np.array([-1.0, 0.0, 1.0, 2.0, 3.0])
-    figure = symbol(angles, np.array([[9.0, 9.0, 2.0, -4.0, 1e-9]])).to_plotly_json()
-    drawn = {trace["line"]["dash"]: (list(trace["x"]), list(trace["y"])) for trace in figure["data"]}
-    assert drawn == {"solid": ([1, 2, 3], [2, None, None]), "dot": ([1, 2, 3], [None, 4, None])}
-    assert not symbol(angles, np.zeros((1, 5))).to_plotly_json()["data"]
+def test_curves_have_a_point_an_offset_and_none_where_no_pair_is(planted: RunStructure) -> None:
+    drawn = rows_of(planted.charts()["means"])
+    for at, layer in enumerate(planted.layers, 1):
+        values = [row["value"] for row in drawn if (row["layer"], row["series"]) == (f"Layer {at}", "head 5")]
+        assert values[-1] is None
+        np.testing.assert_allclose(values[:-1], layer.means[4, :-1], rtol=1e-4)
+    page = planted.page().html()
+    assert "expected for contents without structure: 1.2%" in page
+    assert "distance explains 10.0% (head 1) to 80.0% (head 16)" in page
 
 
 def test_a_diagonal_is_replaced_by_the_mean_of_what_is_seen() -> None:
@@ -136,52 +125,60 @@ def test_a_diagonal_is_replaced_by_the_mean_of_what_is_seen() -> None:
                 expected[i, j] = np.nanmean(same)
     found = diagonals_only(example)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
-    figure = pair(example, found).to_plotly_json()
-    assert {trace["coloraxis"] for trace in figure["data"]} == {"coloraxis"}, "one scale of colours"
-    assert figure["data"][0]["z"][0][1] is None
-    assert figure["layout"]["coloraxis"]["cmin"] == -figure["layout"]["coloraxis"]["cmax"]
+    drawn = {(row["map"], row["query"], row["key"]): row["logit"] for row in rows_of(example_chart(example, found))}
+    assert ("logits", 1, 2) not in drawn
+    assert drawn["Toeplitz part", 7, 3] == pytest.approx(found[6, 2], rel=1e-2)
 
 
-def test_the_table_has_every_head_counted_from_1(planted: RunStructure, page: str) -> None:
-    rows = rows_of(page, "All heads")
-    assert list(rows)[2:] == [f"L{layer} H{head}" for layer in (1, 2, 3) for head in range(1, HEADS + 1)]
-    kinds = [
-        f"{100 * value:.1f}%".replace("-", "−")
-        for look in ("softmax", "logits")
-        for value in planted.layers[1].parts.kinds[look][6]
-    ]
-    assert rows["L2 H7"][:8] == [*kinds, "sum", f"{100 * planted.layers[1].parts.fixed[6]:.1f}%"]
+def test_the_tables_have_every_head_counted_from_1(planted: RunStructure) -> None:
+    tables = {
+        table.name: {row[0].plain: [cell.plain for cell in row[1:]] for row in table.body}
+        for table in planted.page().tables
+    }
+    rows = tables["All heads"]
+    assert list(rows) == [f"L{layer} H{head}" for layer in (1, 2, 3) for head in range(1, HEADS + 1)]
+    parts = planted.layers[1].parts
+    kinds = [percent(value) for look in ("softmax", "logits") for value in parts.kinds[look][6]]
+    assert rows["L2 H7"][:8] == [*kinds, "sum", percent(parts.fixed[6])]
     assert rows["L1 H4"] == ["–"] * 6 + ["flat", "–", "20.0%", "–", "–"]
-    assert rows["L3 H1"] == ["no decomposition", "0.0%", "10.0%", "–"]
+    assert rows["L3 H1"] == ["no decomposition", *["–"] * 7, "0.0%", "10.0%", "–"]
+    assert tables["Kernels"]["L1 H1"] == ["–"] * 5
 
 
 def test_without_parts_it_says_why_and_shows_what_it_can(planted: RunStructure) -> None:
-    bare = replace(planted, accuracy=None, layers=planted.layers[2:])
-    page = render_structure(bare)
-    assert {place.rsplit("-", 3)[0] for place in figures(page)} == {"distance", "symbol", "logits"}
-    assert "Reason: the position part of &lt;script&gt;" in page
-    assert "no test accuracy recorded" in page
-    assert "Distance explains most in layer 3, head 16: 80.0% of the variance." in page
-    assert rows_of(page, "All heads")["L3 H4"] == ["20.0%", "–"]
-    assert "Strongest" not in page
+    page = replace(planted, accuracy=None, layers=planted.layers[2:]).page()
+    assert [figure.id for figure in page.figures] == ["means", "symbol", "logits"]
+    assert "Reason: the position part of <script>" in page.warnings[0]
+    assert "no test accuracy recorded" in page.notes[0]
+    assert "most in layer 3, head 16 (80.0%)" in page.answer
+    assert [cell.plain for cell in page.tables[-2].body[3]] == ["L3 H4", "20.0%", "–"]
 
 
-def test_what_logits_go_back_to_is_drawn_or_it_is_said_why_not(planted: RunStructure, page: str) -> None:
-    assert "Not computed for this record." in page
+def test_what_logits_go_back_to_is_drawn_or_it_is_said_why_not(planted: RunStructure) -> None:
+    assert "Not computed for this record." in planted.page().html()
     parts = dict(zip(ORIGINS, (1.25, 0.0, -0.5, 0.25, 3.0), strict=True))
-    found = Origins(77, 4.0, parts, 0.125, np.zeros((3, HEADS)), 3e-16)
-    drawn = render_structure(replace(planted, origins=found))
-    (bars,) = figures(drawn)["origins-0-0-0"]["data"]
-    assert bars["x"] == list(parts.values())
-    assert bars["y"][:3] == ["content", "position at the input", "position in the attention"]
+    found = replace(planted, origins=Origins(77, 4.0, parts, 0.125, np.zeros((3, HEADS)), 3e-16))
+    bars = rows_of(found.charts()["origins"])
+    assert [row["value"] for row in bars] == list(parts.values())
+    assert [row["part"] for row in bars[:3]] == ["content", "position at the input", "position in the attention"]
     for words in ("Mean logit: 4 over 77 sequences", "Position makes up 12.5%", "within 3e-16 of this sum"):
-        assert words in drawn
-    refused = render_structure(replace(planted, no_origins=f"{NASTY} was given."))
-    assert "<b>Not available.</b> &lt;script&gt;" in refused
+        assert words in found.page().html()
+    assert "Not available. &lt;script&gt;" in replace(planted, no_origins=f"{NASTY} was given.").page().html()
 
 
-def test_names_are_escaped_and_nothing_is_loaded(page: str) -> None:
-    own = without_plotly(page)
-    assert "<script>alert" not in own
-    assert own.count("&lt;script&gt;alert") >= 4, "the run, the encoding, the task and the reason"
-    assert stands_alone(page)
+def test_the_page_is_deterministic_small_and_escaped(planted: RunStructure, tmp_path: Path) -> None:
+    page = planted.page().html()
+    assert page == planted.page().html()
+    assert len(page) < 1_500_000
+    assert "<script>alert" not in page
+    assert page.count("&lt;script&gt;alert") >= 4, "the run, the encoding, the task and the reason"
+    for chart in planted.charts().values():
+        chart.save(tmp_path / "chart.svg")
+
+
+def test_one_layer_with_one_head_is_drawn(planted: RunStructure) -> None:
+    layer = planted.layers[2]
+    rows = {name: getattr(layer, name)[:1] for name in ("means", "toeplitz", "explained", "symbol", "example")}
+    page = replace(planted, layers=[replace(layer, **rows, heads=[0])]).page()
+    assert page.html()
+    assert len(page.figures) == 3

@@ -1,4 +1,4 @@
-"""The page of the mathematics: every statement with its verdict, and plots of the numbers."""
+"""The page of the mathematics: every statement with its verdict, and charts of the numbers."""
 
 from __future__ import annotations
 
@@ -6,160 +6,313 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import getitem
-from pathlib import Path
-from string import Template
 from typing import Any
 
 import numpy as np
 
-from toeplens.ground.files import read_yaml
-from toeplens.papers.mathematics.statements import UNIVERSAL, Record
+from toeplens.papers.mathematics.statements import DATA, UNIVERSAL, Record
 from toeplens.papers.mathematics.study import Theory
-from toeplens.papers.mathematics.trained import STATES
-from toeplens.report.kit.blocks import Block, Panel, Sign, View, numbered
-from toeplens.report.kit.canvas import Canvas, plain
-from toeplens.report.kit.colours import BLUE, PINK, RED, TINTS
-from toeplens.report.kit.page import Page, ledger, ledger_table
-from toeplens.studies import RULE
-from toeplens.studies.kit.verdicts import OPEN
+from toeplens.papers.mathematics.trained import LABELS, STATES
+from toeplens.report.charts import alt, curves, data, grid, looks, names, number, reference, tooltip
+from toeplens.report.page import Figure, Ledger, Page, Section, ledger, machine_rows
+from toeplens.report.tables import Table, code, make_table
+from toeplens.report.theme import Style, style
+from toeplens.studies import RULE, Entry
+from toeplens.studies.kit.verdicts import ENOUGH, OPEN, verdict_text
 
-_TEXTS = read_yaml(Path(__file__).with_name("page.yaml"))
-Points = tuple[Iterable[Any], Iterable[Any]]  # of a curve: x and y
+_TOPICS = {
+    "distance": "Toeplitz and cross terms",
+    "normalising": "Softmax",
+    "filling": "Szegő’s theorem",
+    "latent": "MLA’s logits",
+    "contraction": "Spectral contraction",
+    "phases": "Lemma B.1",
+    "heads": "Heads of trained models",
+    "expressiveness": "Expressiveness",
+    "estimators": "Separating position",
+    "manifold": "Position as a curve",
+    "related": "Related papers",
+    "small_norm": "Small initial norm",
+}
+_VERDICTS = [
+    Style("holds", "#1d9a5b", "circle"),
+    Style("holds in part", "#de7a00", "triangle-up"),
+    Style("fails", "#d2453d", "cross"),
+    Style("open", "#858b95", "diamond"),
+]
+_PLURALS = {"holds": "hold", "holds in part": "hold in part", "fails": "fail", "open": "are open"}
+_PUBLISHED, _CORRECTED = "as published", "corrected"
+_BAND = "Lines: means over seeds; bands: from the smallest to the largest."
+_NEIGHBOURS = (
+    "Distance of a position’s vector from the midpoint of its neighbours, relative to that from the mean of all "
+    "positions. Below 0.5, neighbours explain three quarters of the variance; at 1, no more than the mean does."
+)
 
 
 def theory_page(theory: Theory) -> Page:
-    """The figures and the ledger of the mathematics."""
-    sections = [name for name in _SECTIONS if theory.records.get(name)]
-    claims = ledger(theory.entries)
-    views = {name: [View.of(_SECTIONS[name](list(theory.records[name])))] for name in sections}
+    """The page of the mathematics."""
+    records = {name: list(each) for name, each in theory.records.items() if each}
+    claims = Section(
+        "Which statements hold?",
+        [Ledger(ledger(theory.entries), what="Statement")],
+        [Section("How verdicts are made", [UNIVERSAL, RULE]), Section("How it was run", [machine_table(theory)])],
+        id="claims",
+    )
+    warnings = [] if theory.complete else [f"{theory.progress}. Missing records leave statements undecided."]
+    if theory.seeds < ENOUGH:
+        warnings.append(
+            f"{theory.seeds} {'seeds' if theory.seeds > 1 else 'seed'}: statements about trained heads need {ENOUGH} "
+            "seeds, so what is said about them is only indicative."
+        )
     return Page(
-        "papers/mathematics/page.html.j2",
-        numbered(Block(name, _TEXTS["sections"][name]["title"], "", found, "") for name, found in views.items()),
-        {"claims": ledger_table(claims, "Statement")},
-        {
-            "theory": theory,
-            "short": [(name, _TEXTS["sections"][name]["short"]) for name in sections],
-            "claims": claims,
-            "tally": Counter("open" if entry.verdict in OPEN else entry.verdict for entry in theory.entries),
-            "rules": (UNIVERSAL, RULE),
-        },
+        "theory",
+        "The paper’s mathematics, tested",
+        "Does the paper’s mathematics hold?",
+        _answer(theory, records),
+        Figure(
+            "verdicts",
+            "Verdicts by topic",
+            verdicts_chart(theory.entries),
+            "Each mark is a statement of arXiv 2505.13027 or of a related paper: as published, and as corrected by us.",
+        ),
+        [claims, *(make(records) for name, make in _SECTIONS.items() if name in records)],
+        ["Counterexamples come from a seeded search and are saved in results.json."],
+        warnings,
     )
 
 
-def _panel(plot: str, canvas: Canvas, legend: Sequence[Sign], **words: Any) -> Panel:
-    """A plot with its texts and axes in page.yaml, in whose title ``words`` are filled in."""
-    own = _TEXTS["plots"][plot]
-    both = {name: {"type": "log", "dtick": float(np.log10(2))} if name in own.get("log", "") else {} for name in "xy"}
-    canvas.x(own.get("x", ""), **both["x"])
-    canvas.y(own.get("y", ""), **both["y"], **own.get("options", {}))
-    for at, dash in own.get("lines", {}).items():
-        canvas.line_at(at, dash=dash)
-    return Panel(Template(own["title"]).substitute(words), canvas.figure(), own["shows"], legend=legend)
+def machine_table(theory: Theory) -> Table:
+    """The study's command, machine and software."""
+    command = code(theory.environment.get("command") or "not recorded")
+    return make_table("How it was run", [], [["Command", command], *machine_rows(theory.environment)], css="facts")
 
 
-def _plot(
-    plot: str, points: Iterable[Points], mode: str = "lines+markers", numbers: Sequence[int] = (), **words: Any
-) -> Panel:
-    """Curves with their titles, colours and dashes in page.yaml, where ``$n`` is one of ``numbers`` each."""
-    canvas, signs = Canvas(270), []
-    for place, ((title, tint, dash), (xs, ys)) in enumerate(zip(_TEXTS["plots"][plot]["curves"], points, strict=False)):
-        sign = Sign("", Template(title).substitute(n=numbers[place] if numbers else ""), TINTS[tint], dash=dash)
-        told = {"name": sign.title, "mode": mode, "marker": {"color": sign.tint, "size": 6}}
-        canvas.lines(map(float, xs), plain(list(ys), 5), sign.tint, "%{x:.4g}: %{y:.4g}", dash=dash, **told)
-        signs.append(sign)
-    return _panel(plot, canvas, signs, **words)
+def _form(entry: Entry) -> str:
+    corrected = "corrected" in entry.claim.source or entry.claim.id.endswith("-corrected")
+    return _CORRECTED if corrected else _PUBLISHED
 
 
-def _means(records: list[Record], *path: str) -> np.ndarray:
-    """Mean over seeds of a table of numbers."""
-    return np.mean([np.asarray(reduce(getitem, path, record), dtype=float) for record in records], axis=0)
+def _verdict(entry: Entry) -> str:
+    return "open" if entry.verdict in OPEN else entry.verdict
 
 
-def _filling(records: list[Record]) -> list[Panel]:
-    holes, rows = records[0]["holes"], _means(records, "holes", "lengths")
-    return [_plot("holes", [(holes["sizes"], row) for row in rows], numbers=holes["degrees"])]
-
-
-def _contraction(records: list[Record]) -> list[Panel]:
-    sizes, searched = records[0]["sizes"], records[0]["free"]["searched_sizes"]
-    example, index = sizes["example"], range(1, len(sizes["example"]["w"]) + 1)
-    ratios = [(searched, _means(records, "free", f"ratio_{kind}")) for kind in ("found", "known_positive", "bound")]
-    rows = [(sizes["head_dims"], row) for row in _means(records, "sizes", "width_ratio")]
-    return [
-        _plot("random-w", [(index, sorted(example[name])) for name in ("w", "mean")], "lines"),
-        _plot("free", ratios),
-        _plot("rope", rows, numbers=sizes["lengths"]),
-    ]
-
-
-def _phases(records: list[Record]) -> list[Panel]:
-    ranges, symbols = records[0]["ranges"], records[0]["toeplitz"]
-    program = ranges["sizes"], _means(records, "ranges", "ratio_program")
-    return [
-        _plot("ranges", [program, (ranges["fejer_sizes"], ranges["ratio_fejer"])]),
-        _plot("symbols", [(symbols["angles"], symbols[name]["symbol"]) for name in ("w", "product")], "lines"),
-    ]
-
-
-def _heads(records: list[Record]) -> list[Panel]:
-    def points(plot: str, encodings: Mapping[str, tuple[str, str]], *path: str) -> Panel:
-        """Side by side for each state: the numbers at a path, one per head or, if they are of the curve, per model."""
-        canvas, per_model = Canvas(270), path[0] == "curve"
-        for place, (label, (name, tint)) in enumerate(encodings.items()):
-            for side, state in enumerate(STATES):
-                found = [record.get(f"{label} {state}") for record in records]
-                values = np.ravel([reduce(getitem, path, each) for each in found if each]).tolist()
-                at = side + (place - (len(encodings) - 1) / 2) * 0.34
-                shifts = np.linspace(-0.12, 0.12, max(1, len(values)))
-                xs = [side] * len(values) if per_model else [float(f"{at + shift:.4f}") for shift in shifts]
-                marker = {"color": tint, "size": 6} if per_model else {"color": tint, "size": 5, "opacity": 0.65}
-                canvas.marks(xs, plain(values), marker, "%{y:.3g}", name=name)
-        canvas.x(tickvals=[0, 1], ticktext=list(STATES), range=[-0.5, 1.5])
-        return _panel(plot, canvas, [Sign("", *sign, dash="solid") for sign in encodings.values()])
-
-    return [
-        points("range", {"rope": ("RoPE", BLUE), "alibi": ("ALiBi", RED)}, "width"),
-        points("phase", {"rope": ("RoPE", BLUE)}, "phase_error"),
-        points("curve", {"learned": ("a learned table", PINK)}, "curve", "neighbour_error"),
-    ]
-
-
-def _expressiveness(records: list[Record]) -> list[Panel]:
-    def shares(width: int, key: str) -> Points:
-        rows = [[row for row in each["rows"] if (row["family"], row["width"]) == ("random", width)] for each in records]
-        return [row["constraints"] for row in rows[0]], np.mean(
-            [[row["means"][key][0] for row in own] for own in rows], 0
+def _answer(theory: Theory, records: Mapping[str, list[Record]]) -> str:
+    """How many statements hold, and the numbers of the central one."""
+    said = []
+    for form, words in ((_PUBLISHED, "as published"), (_CORRECTED, "in a corrected form")):
+        tally = Counter(_verdict(entry) for entry in theory.entries if _form(entry) == form)
+        counts = [f"{tally[verdict]} {plural}" for verdict, plural in _PLURALS.items() if tally[verdict]]
+        said.append(f"of {tally.total()} statements {words}, {', '.join(counts)}")
+    text = f"{'; '.join(said).capitalize()}."
+    if "contraction" in records:
+        sizes, found = records["contraction"][0]["sizes"], _over(records["contraction"], "free", "ratio_found")
+        mean = _over(records["contraction"], "sizes", "width_ratio")[:, -1, -1]
+        text += (
+            f" Its main claim, spectral contraction, fails as published: the product with a matrix of phases can "
+            f"be {found.max():.2f} times as wide. The mean over RoPE’s frequencies is narrower: {mean.mean():.2f} of "
+            "the width "
+            f"({mean.min():.2f} to {mean.max():.2f} over {len(mean)} seeds; {sizes['head_dims'][-1]} dimensions, "
+            f"{sizes['lengths'][-1]} positions)."
         )
+    return text
 
+
+def verdicts_chart(entries: Sequence[Entry]) -> Any:
+    """A mark per statement, by topic: those as published on the left, those corrected on the right."""
+    topics = {claim["id"]: _TOPICS[name] for name, each in DATA["experiments"].items() for claim in each["claims"]}
+    order = [each.title for each in _VERDICTS]
+    rows: list[dict[str, Any]] = []
+    for entry in sorted(entries, key=lambda entry: order.index(_verdict(entry))):
+        place = {"topic": topics[entry.claim.id], "form": _form(entry)}
+        at = 1 + sum((row["topic"], row["form"]) == tuple(place.values()) for row in rows)
+        words = {"statement": entry.claim.statement, "source": entry.claim.source}
+        rows.append({**place, "at": at, "series": _verdict(entry), **words, "verdict": verdict_text(entry.verdict)})
+    second = max((row["at"] for row in rows if row["form"] == _PUBLISHED), default=0) + 1
+    rows = [row | {"at": row["at"] + second} if row["form"] == _CORRECTED else row for row in rows]
+    last = max((row["at"] for row in rows), default=1)
+    x = alt.X(**number("at", "", domain=[0.5, last + 0.5], labels=False, grid=False, tickCount=0))
+    y = alt.Y(**names("topic", _TOPICS.values()))
+    styles = [each for each in _VERDICTS if any(row["series"] == each.title for row in rows)]
+    marks = alt.Chart(data(rows)).mark_point(size=110, opacity=1).encode(x=x, y=y, **looks("series", styles))
+    marks = marks.encode(tooltip=tooltip(statement="Statement", source="Source", verdict="Verdict"))
+    heads = alt.Chart(data([{"at": 0.7, "text": _PUBLISHED}, {"at": second + 0.7, "text": _CORRECTED}]))
+    heads = heads.mark_text(align="left", dy=-10, fontWeight=600).encode(x=x, y=alt.value(0), text="text:N")
+    return alt.layer(heads, marks).properties(height=24 * len({row["topic"] for row in rows}))
+
+
+# ---- sections --------------------------------------------------------------------------------------------------------
+
+
+def _over(records: list[Record], *path: str) -> np.ndarray:
+    """A table of numbers for each seed."""
+    return np.array([np.asarray(reduce(getitem, path, record), dtype=float) for record in records])
+
+
+def _rows(xs: Iterable[Any], series: Mapping[str, np.ndarray], **more: str) -> list[dict[str, Any]]:
+    """A row per point of each series, with its mean and its range over seeds (the first dimension)."""
     return [
-        _plot("random-signs", [shares(width, key) for key in ("additive", "bound", "rotary", "one_angle")], width=width)
-        for width in sorted({row["width"] for row in records[0]["rows"] if row["width"] >= 4})[:3]
+        {"x": float(x), "series": name, "value": at.mean(), "low": at.min(), "high": at.max(), **more}
+        for name, values in series.items()
+        for x, at in zip(xs, values.T, strict=True)
     ]
 
 
-def _estimators(records: list[Record]) -> list[Panel]:
-    def errors(kind: str, key: str) -> Points:
-        return records[0]["levinson"]["sizes"], np.maximum(_means(records, "levinson", kind, key), 1e-16)
-
-    plots = (("predictor", "predictor of a planted kernel"), ("frequencies", "frequencies of planted sinusoids"))
-    return [_plot("levinson", [errors(kind, key) for kind in ("own", "shared")], what=what) for key, what in plots]
-
-
-def _manifold(records: list[Record]) -> list[Panel]:
-    def errors(encoding: str) -> Points:
-        rows = [row for record in records for row in record["tables"] if row["encoding"] == encoding]
-        widths = sorted({row["width"] for row in rows})
-        return widths, [np.mean([row["neighbour_error"] for row in rows if row["width"] == width]) for width in widths]
-
-    return [_plot("tables", map(errors, ("sinusoidal", "learned", "random-fixed")))]
+def _curves(rows: list[dict[str, Any]], x: dict[str, Any], y: dict[str, Any], **options: Any) -> Any:
+    """Curves with bands; a logarithmic horizontal axis has a tick per point."""
+    xs = sorted({row["x"] for row in rows})
+    if x.get("scale", {}).get("type") == "log":
+        x = number("x", x["title"], kind="log", values=xs, domain=[xs[0] / 1.1, xs[-1] * 1.1])
+    styles = [style(name, index=n) for n, name in enumerate(dict.fromkeys(row["series"] for row in rows))]
+    return curves(rows, x, y, styles, low="low", high="high", **options)
 
 
-_SECTIONS: dict[str, Callable[[list[Record]], list[Panel]]] = {
-    "filling": _filling,
+def _contraction(records: Mapping[str, list[Record]]) -> Section:
+    found, details = records["contraction"], []
+    sizes, ratios = found[0]["sizes"], _over(found, "sizes", "width_ratio")
+    kinds = {
+        "widest found, W positive definite": "ratio_found",
+        "widest known, symbol of W positive": "ratio_known_positive",
+        "upper bound √(N/2)": "ratio_bound",
+    }
+    series = {title: _over(found, "free", name) for title, name in kinds.items()}
+    n, same = number("x", "N", kind="log"), {"same width": 1}
+    width = number("value", "width of W∘E / width of W", kind="log")
+    one = _curves(_rows(found[0]["free"]["searched_sizes"], series), n, width, levels=same)
+    series = {f"N = {length}": ratios[:, at] for at, length in enumerate(sizes["lengths"])}
+    width = number("value", "width of W∘Ē / width of W", zero=False)
+    mean = _curves(_rows(sizes["head_dims"], series), n | {"title": "head dimension"}, width, levels=same)
+    if "phases" in records:
+        phases, ranges = records["phases"], records["phases"][0]["ranges"]
+        rows = _rows(ranges["sizes"], {"widest f found by search": _over(phases, "ranges", "ratio_program")})
+        rows += _rows(ranges["fejer_sizes"], {"widest known f": _over(phases, "ranges", "ratio_fejer")})
+        y, levels = number("value", "range of f / range of g", zero=False), {"same range": 1, "4/π": 4 / np.pi}
+        figure = Figure("ranges", "Range of f against g", _curves(rows, n, y, levels=levels), _BAND)
+        details.append(Section("Lemma B.1: is the range of g never below that of f?", [figure]))
+    return Section(
+        "Does a rotation narrow the spectrum of W?",
+        [
+            Figure("free", "One phase per offset, as in the paper: it can widen", one, _BAND),
+            Figure("averaged", "Mean over RoPE’s frequencies, random W: it narrows", mean, _BAND),
+            f"A rotation by one frequency ({sizes['head_dims'][0]} dimensions) keeps {ratios[:, :, 0].mean():.3f} of "
+            "the width. Only the mean over several frequencies narrows it.",
+        ],
+        details,
+    )
+
+
+def _heads(records: Mapping[str, list[Record]]) -> Section:
+    found, encodings = records["heads"], {"rope": "RoPE", "alibi": "ALiBi"}
+    widths = _states(found, encodings, "width")
+    trained = [row for row in widths if row["state"] == STATES[-1]]
+    told = []
+    for name in encodings.values():
+        narrower = [row["value"] < 1 for row in trained if row["series"] == name]
+        if narrower:
+            told.append(f"{name} narrows the range in {sum(narrower)} of {len(narrower)} trained heads.")
+    absent = [
+        f"{label} {state}"
+        for record in found
+        for label in LABELS
+        for state in STATES
+        if f"{label} {state}" not in record
+    ]
+    if absent:
+        told.append(f"{len(absent)} models diverged or are missing: {', '.join(dict.fromkeys(absent))}.")
+    width = number("value", "range with position / without", kind="log")
+    chart = strip_chart(widths, width, {"same range": 1})
+    errors = _states(found, {"rope": "RoPE"}, "phase_error")
+    error = strip_chart(errors, number("value", "relative error of the logits"), {"threshold 0.05": 0.05})
+    curve = _states(found, {"learned": "a learned table"}, "curve", "neighbour_error")
+    levels = {"three quarters of the variance": 0.5, "none of it": 1.0}
+    points = strip_chart(curve, number("value", "neighbour error"), levels)
+    return Section(
+        "Do the heads of trained models behave so?",
+        [
+            Figure("range", "Eigenvalue range of a head’s logits", chart, "Each mark is a head of one seed’s model."),
+            " ".join(told),
+        ],
+        [
+            Section(
+                "Are a head’s logits its Gram matrix times one phase per distance?",
+                [Figure("phase", "Smallest error of that form", error, "Each mark is a head.")],
+            ),
+            Section(
+                "Does training put positions on a curve?",
+                [Figure("curve", "Distance from the midpoint of two neighbours", points, _NEIGHBOURS)],
+            ),
+        ],
+    )
+
+
+def _states(records: list[Record], encodings: Mapping[str, str], *path: str) -> list[dict[str, Any]]:
+    """Numbers of untrained and trained models, a row per head (or per model); ``at`` counts those of a column."""
+    rows = []
+    for label, title in encodings.items():
+        for state in STATES:
+            own = [
+                (seed, record[f"{label} {state}"])
+                for seed, record in enumerate(records)
+                if f"{label} {state}" in record
+            ]
+            values = [
+                (seed, head, v) for seed, each in own for head, v in enumerate(np.ravel(reduce(getitem, path, each)))
+            ]
+            for at, (seed, head, value) in enumerate(values):
+                place = {"series": title, "state": state, "at": f"{title} {at:03d}", "seed": seed + 1, "head": head + 1}
+                rows.append({**place, "value": float(value)})
+    return rows
+
+
+def strip_chart(rows: list[dict[str, Any]], y: Mapping[str, Any], levels: Mapping[str, float]) -> Any:
+    """A mark per head or model, untrained and trained side by side."""
+    titles = dict.fromkeys(row["series"] for row in rows)
+    styles = [style(title, title.lower(), index=n) for n, title in enumerate(titles)]
+    offset = alt.XOffset(**names("at", sorted({row["at"] for row in rows})))
+    tips = tooltip(series="Encoding", state="Model", seed="Seed number", head="Head", value="Value|.3f")
+    marks = alt.Chart(data(rows)).mark_point().encode(x=alt.X(**names("state", STATES)), y=alt.Y(**y), xOffset=offset)
+    return alt.layer(reference(levels), marks.encode(tooltip=tips, **looks("series", styles)))
+
+
+def _expressiveness(records: Mapping[str, list[Record]]) -> Section:
+    found, rows = records["expressiveness"], []
+    kinds = {"additive": "additive", "additive, any width": "bound", "RoPE": "rotary", "RoPE, one angle": "one_angle"}
+    widths = sorted({row["width"] for row in found[0]["rows"] if row["width"] >= 4})[:3]
+    for width in widths:
+        own = [[r for r in each["rows"] if (r["family"], r["width"]) == ("random", width)] for each in found]
+        series = {title: np.array([[r["means"][key][0] for r in seed] for seed in own]) for title, key in kinds.items()}
+        rows += _rows([row["constraints"] for row in own[0]], series, width=f"width {width}")
+    x, y = number("x", "wanted signs (content pair and offset)"), number("value", "share satisfied", format=".0%")
+    chart = grid(_curves(rows, x, y), "width", [row["width"] for row in rows])
+    rotary, additive = (
+        {row["x"]: row["value"] for row in rows if (row["series"], row["width"]) == (name, rows[-1]["width"])}
+        for name in ("RoPE", "additive, any width")
+    )
+    most = max(rotary, key=lambda x: rotary[x] - additive[x])
+    text = (
+        f"The gap is largest for {most:.0f} wanted signs at {rows[-1]['width']}: RoPE satisfies {rotary[most]:.0%} of "
+        f"the instances, an additive encoding of any width at most {additive[most]:.0%}."
+    )
+    caption = f"Share of random instances that can be satisfied, found by search; any width: exact. {_BAND}"
+    return Section("Can RoPE express more?", [Figure("signs", "Random signs", chart, caption), text])
+
+
+def _separation(records: Mapping[str, list[Record]]) -> Section:
+    found, rows = records["estimators"], []
+    titles = {"predictor": "predictor of a planted kernel", "frequencies": "frequencies of planted sinusoids"}
+    kinds = {"separate content": "own", "shared content": "shared"}
+    for key, title in titles.items():
+        series = {name: np.maximum(_over(found, "levinson", kind, key), 1e-16) for name, kind in kinds.items()}
+        rows += _rows(found[0]["levinson"]["sizes"], series, what=title)
+    y = number("value", "relative error", kind="log", format=".0e", tickCount=6)
+    chart = grid(_curves(rows, number("x", "content / position"), y), "what", titles.values(), columns=2)
+    text = "Exact without content. Content that queries and keys share adds noise at distance 0 and prevents recovery."
+    parts = [Figure("levinson", "Errors of Levinson’s recursion", chart, _BAND), text]
+    return Section("Can position be separated from content?", parts)
+
+
+_SECTIONS: dict[str, Callable[[Mapping[str, list[Record]]], Section]] = {
     "contraction": _contraction,
-    "phases": _phases,
     "heads": _heads,
     "expressiveness": _expressiveness,
-    "estimators": _estimators,
-    "manifold": _manifold,
+    "estimators": _separation,
 }

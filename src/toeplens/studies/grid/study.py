@@ -137,7 +137,7 @@ class Grid(Gathered):
     """The state of a grid study."""
 
     NAME, COMMAND, REQUEST = "grid", "study", Asked
-    PAGE = "toeplens.report.grid.page:grid_page"
+    PAGE = "toeplens.report.grid:grid_page"
 
     spec: GridSpec
     relations: list[Relation]  # correlates of length extrapolation

@@ -1,1 +1,0 @@
-"""The pages of audits: of one model, and of two side by side."""

@@ -1,0 +1,216 @@
+"""Models of a grid study as rows of charts: means over seeds, which encoding is best, parts of a section."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from toeplens import tasks
+from toeplens.ground.files import read_yaml
+from toeplens.ground.words import fixed, listed
+from toeplens.lens import Estimate
+from toeplens.report.charts import alt, curves, data, grid, looks, tooltip
+from toeplens.report.page import Figure, Section
+from toeplens.report.theme import Style, styles
+from toeplens.studies import CellResult
+from toeplens.studies.grid import Grid, GridSpec
+from toeplens.studies.kit.verdicts import GRAIN, LEVEL, difference, of_one
+from toeplens.tasks.language import LanguageTask
+
+Chart = Any  # an Altair chart, or None if there is nothing to draw
+Rows = list[dict[str, Any]]
+Parts = list[Any]  # figures, tables and texts of a section
+TEXTS: dict[str, Any] = read_yaml(Path(__file__).with_name("grid.yaml"))
+MEAN = {"value": "Mean|.3~g", "low": "From|.3~g", "high": "To|.3~g", "seeds": "Seeds"}  # of tooltips
+
+
+def encodings(spec: GridSpec) -> dict[str, Style]:
+    """The encodings by label, without scans."""
+    return styles((column.label, column.title) for column in spec.columns() if not column.scan)
+
+
+def task_styles(spec: GridSpec) -> list[Style]:
+    """The tasks in the study's order."""
+    return list(styles((f"task {task}", spec.title_of(task)) for task in spec.tasks).values())
+
+
+def language_tasks(spec: GridSpec) -> list[str]:
+    """The labels of language tasks (real or synthetic text), if the study measures ``bits``."""
+    language = (task for task, part in spec.tasks.items() if issubclass(tasks.get(part.task or task), LanguageTask))
+    return list(language) if "bits" in spec.measures else []
+
+
+def models(state: Grid, *, skilled: bool = False, scans: bool = False) -> Iterator[tuple[CellResult, dict[str, Any]]]:
+    """The finished models by task and encoding, each with these columns of its rows; diverged ones are left out."""
+    for task in state.spec.tasks:
+        for column in state.spec.columns():
+            for cell in state.results.of(task, column.label) if bool(column.scan) == scans else ():
+                if cell.status == "complete" and (cell.skilled or not skilled):
+                    yield cell, {"task": state.spec.title_of(task), "series": column.title}
+
+
+def seed_means(rows: Iterable[Mapping[str, Any]], *, grain: float | None = None) -> Rows:
+    """Mean ``value`` of rows that agree in every other column, with ``low``, ``high`` and the number of ``seeds``.
+
+    grain  minimum standard deviation of a value, for a 95% interval over seeds (default: their range)
+    """
+    groups: dict[tuple[tuple[str, Any], ...], list[float]] = {}
+    for row in rows:
+        if isfinite(row["value"]):
+            groups.setdefault(tuple((k, v) for k, v in row.items() if k != "value"), []).append(float(row["value"]))
+    made = []
+    for key, values in groups.items():
+        ends = (min(values), max(values))
+        low, high = of_one(values, grain).interval(LEVEL) if grain is not None and len(values) > 1 else ends
+        made.append({**dict(key), "value": float(np.mean(values)), "low": low, "high": high, "seeds": len(values)})
+    return made
+
+
+def told(values: Iterable[float | None], digits: int = 2, scale: float = 1) -> str:
+    """The mean as text, with the range in brackets if there are several values; a dash if there are none."""
+    found = [scale * value for value in values if value is not None and isfinite(value)]
+    if len(found) < 2:
+        return fixed(found[0] if found else None, digits)
+    return f"{fixed(float(np.mean(found)), digits)} ({fixed(min(found), digits)} to {fixed(max(found), digits)})"
+
+
+# ---- which encoding is best ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Standing:
+    """An encoding on a task: its mean over seeds, and whether it ties with the best."""
+
+    title: str
+    mean: Estimate
+    tied: bool
+
+
+def ranked(values: Mapping[str, Sequence[float]], *, lower: bool = False, grain: float = GRAIN) -> list[Standing]:
+    """Encodings from best to worst by their mean over models.
+
+    An encoding ties with the best if the interval of their difference includes 0; the 95% are shared by all
+    comparisons of the task (Bonferroni). With one seed, only equal values tie.
+
+    Arguments
+        values  values of the models by encoding
+        lower   whether lower is better
+        grain   minimum standard deviation of a value
+    """
+    found = [(title, each) for title, every in values.items() if (each := [v for v in every if isfinite(v)])]
+    found.sort(key=lambda pair: float(np.mean(pair[1])) * (1 if lower else -1))
+    made = []
+    for title, each in found:
+        lead = difference(each, found[0][1], grain)
+        low, high = lead.interval(LEVEL / max(1, len(found) - 1)) if lead.seeds > 1 else (lead.value, lead.value)
+        made.append(Standing(title, of_one(each, grain).estimate(), low <= 0 <= high))
+    return made
+
+
+def by_task(
+    state: Grid, value: Callable[[CellResult], float], *, lower: bool = False, grain: float = GRAIN
+) -> dict[str, list[Standing]]:
+    """The standings of each task that has any, by its title."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for cell, row in models(state):
+        found.setdefault(row["task"], {}).setdefault(row["series"], []).append(value(cell))
+    made = {task: ranked(values, lower=lower, grain=grain) for task, values in found.items()}
+    return {task: each for task, each in made.items() if each}
+
+
+def best_of(standings: Sequence[Standing]) -> list[str]:
+    """The best encoding and all that tie with it."""
+    return [each.title for each in standings if each.tied]
+
+
+def tally(standings: Mapping[str, Sequence[Standing]], groups: int = 2) -> str:
+    """Which encodings are most often best or tied, as "A and B on 3 of 4 tasks, C on 2 of 4 tasks"."""
+    every = [one for each in standings.values() for one in each]
+    counts: dict[tuple[int, int], list[str]] = {}
+    for title in dict.fromkeys(one.title for one in every):
+        tied = [one.tied for one in every if one.title == title]
+        counts.setdefault((sum(tied), len(tied)), []).append(title)
+    best = sorted(((*key, titles) for key, titles in counts.items() if key[0]), key=lambda each: -each[0])
+    return ", ".join(f"{listed(titles)} on {count} of {of} tasks" for count, of, titles in best[:groups])
+
+
+def interval_text(found: Estimate, digits: int = 3) -> str:
+    """A mean with its interval over seeds; without one for a single seed."""
+    value, *ends = (fixed(each, digits) for each in (found.value, found.low, found.high))
+    return f"{value} [{', '.join(ends)}]".replace(" ", "\u00a0") if isfinite(found.low) else value
+
+
+def accuracy_text(found: Estimate) -> str:
+    """A mean accuracy in per cent with its interval over seeds, which ends at 0 and 100."""
+    value, low, high = (100 * each for each in (found.value, max(0.0, found.low), min(1.0, found.high)))
+    shown = [fixed(each, 1) for each in (value, low, high)]
+    return f"{shown[0]}%\u00a0[{shown[1]},\u00a0{shown[2]}]" if isfinite(found.low) else f"{shown[0]}%"
+
+
+# ---- parts of a section ----------------------------------------------------------------------------------------------
+
+
+def figure(id: str, chart: Chart, name: str = "", title: str = "") -> Parts:
+    """The figure of a chart with its caption, if there is one; ``name`` is added to its name."""
+    heading, caption = TEXTS["figures"][id]
+    return [] if chart is None else [Figure(id + name, title or heading, chart, caption)]
+
+
+def section(title: str, id: str, parts: Parts, folded: Mapping[str, Parts] | None = None) -> list[Section]:
+    """A section without what is empty; none if nothing is left."""
+    there = {name: found for name, each in (folded or {}).items() if (found := [part for part in each if part])}
+    details, parts = [Section(name, each) for name, each in there.items()], [each for each in parts if each]
+    return [Section(title, parts, details, id)] if parts or details else []
+
+
+def drawn(styles: Iterable[Style], rows: Rows) -> list[Style]:
+    """The styles of the series that the rows have."""
+    there = {row["series"] for row in rows}
+    return [each for each in styles if each.title in there]
+
+
+def panels(chart: Chart, rows: Rows, field: str, columns: int, height: int, free: Sequence[str] = ()) -> Chart:
+    """Small multiples by ``field``, of which a single panel is the chart itself."""
+    order = list(dict.fromkeys(row[field] for row in rows))
+    chart = chart.properties(height=height if len(order) > 1 else max(260, height))
+    return grid(chart, field, order, columns=columns, free=free) if len(order) > 1 else chart
+
+
+def lines(
+    rows: Rows,
+    styles: Iterable[Style],
+    x: Mapping[str, Any],
+    y: Mapping[str, Any],
+    field: str,
+    columns: int,
+    height: int,
+    *,
+    band: bool = True,
+    points: bool = True,
+    free: Sequence[str] = (),
+) -> Chart:
+    """Means of series by x with their ranges over seeds, a panel per value of ``field``."""
+    if not rows:
+        return None
+    ends = {"low": "low", "high": "high"} if band else {}
+    tips = tooltip(series="Series", **{x["field"]: f"{x['title'].capitalize()}|.3~g"}, **MEAN)
+    chart = curves(rows, x, y, drawn(styles, rows), points=points, tips=tips, **ends)
+    return panels(chart, rows, field, columns, height, free)
+
+
+def scatter(
+    rows: Rows, styles: Iterable[Style], x: Mapping[str, Any], y: Mapping[str, Any], height: int, **tips: str
+) -> Chart:
+    """Points by two numbers with ``size`` as their area, a panel per ``panel``."""
+    if not rows:
+        return None
+    sizes = alt.Scale(type="sqrt", range=[12, 220], domainMin=0)
+    size = alt.Size(field="size", type="quantitative", scale=sizes, legend=None)
+    made = alt.Chart(data(rows)).mark_point(opacity=0.6).encode(x=alt.X(**x), y=alt.Y(**y), size=size)
+    made = made.encode(tooltip=tooltip(series="Series", head="Head", **tips), **looks("series", drawn(styles, rows)))
+    return panels(made, rows, "panel", 2, height)

@@ -1,0 +1,16 @@
+"""What a chart draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def rows_of(chart: Any) -> list[dict[str, Any]]:
+    """The rows of the data that a chart draws last."""
+    return _rows(chart.to_dict(), [])
+
+
+def _rows(spec: dict[str, Any], above: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    own = spec.get("data", {}).get("values", above)
+    inner = [*spec.get("layer", ()), *([spec["spec"]] if "spec" in spec else [])]
+    return _rows(inner[-1], own) if inner else own
