@@ -1,1 +1,0 @@
-"""What pages share: the shell, numbered blocks, panels and their plots, colours."""
