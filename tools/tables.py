@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 from recorded import RESULTS, Recorded, record_of
+from toeplens.report.grid.look import Spread
 
 from toeplens.ground.words import fixed
 from toeplens.papers.deposit import SCALES
 from toeplens.papers.deposit.measured import END, decided, factor_table, factor_wholes, in_order, left_over, look_at
 from toeplens.papers.deposit.spec import BASES, RUNGS, TASK, title
-from toeplens.report.grid.look import Spread
 from toeplens.studies import ENOUGH, CellResult
 from toeplens.studies.grid import language
 from toeplens.studies.grid.measured import kept
