@@ -124,11 +124,11 @@ def test_the_rule_tells_sister_rooms():
     assert allowed("toeplens.lens.ablation", "toeplens.lens.ablation.HeadSets")
     assert allowed("toeplens.lens.ablation", "toeplens.lens.kit.trace.AttentionTrace")
     assert allowed("toeplens.lens", "toeplens.lens.ablation.ablate_heads")
-    assert allowed("toeplens.report.grid.page", "toeplens.studies.auditing.Audit")
+    assert allowed("toeplens.papers.deposit.page", "toeplens.studies.auditing.Audit")
     assert not allowed("toeplens.lens.ablation", "toeplens.lens.gradients.seed_strength")
     assert not allowed("toeplens.lens.kit.trace", "toeplens.lens.ablation.ablate_heads")
     assert not allowed("toeplens.papers.mathematics.study", "toeplens.papers.deposit.SCALES")
-    assert not allowed("toeplens.report.grid.page", "toeplens.report.card.render_card")
+    assert not allowed("toeplens.papers.deposit.page", "toeplens.papers.mathematics.page.theory_page")
 
 
 def test_everything_stands_on_a_floor():

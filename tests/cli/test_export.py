@@ -1,34 +1,39 @@
-"""Figures and tables of a page by one command: which page, which files, and what is refused."""
+"""Figures and tables of a page by one command, and how toeplens is cited."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
+import yaml
+from tests.builders import tiny
 from tests.cli.command import Toeplens
+from tests.report.auditing.test_page import made_up
 from tests.report.grid.state import recorded_grid
 
+from toeplens.cli.export import AUTHORS, LICENSE, TITLE
+from toeplens.papers.deposit import PAPER as DEPOSIT
+from toeplens.papers.positional_symbolic import PAPER as SYMBOLIC
 from toeplens.report import PAGE, Figure
-from toeplens.report.page import Page
-from toeplens.studies.auditing import open_audit, save
-
-AUDIT = Path(__file__).parents[2] / "results" / "audit-smollm2"
+from toeplens.studies.auditing import save
+from toeplens.training import train
+from toeplens.version import __version__
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, int | None]]]:
-    """Figure, format and columns of the files that would be drawn."""
-    made: list[tuple[str, str, int | None]] = []
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that would be drawn."""
+    names: list[str] = []
 
-    def draw(figure: Figure, form: str, columns: int | None = None) -> bytes:
-        made.append((figure.id, form, columns))
+    def draw(figure: Figure, form: str, columns: int | None) -> bytes:
+        names.append(f"{figure.id}.{form}")
         return b""
 
     monkeypatch.setattr("toeplens.report.exporting.draw", draw)
-    return made
+    return names
 
 
 @pytest.fixture
@@ -39,61 +44,96 @@ def study(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def page(study: Path) -> Page:
-    from toeplens.cli.studies import page_in
-
-    return page_in(study)
-
-
-def test_every_figure_is_drawn_and_told(toeplens: Toeplens, study: Path, page: Page, drawn: list[Any]):
+def test_every_figure_is_drawn_and_told(toeplens: Toeplens, study: Path, drawn: list[str]):
     made = toeplens("figures", study, "--format", "svg", "--json").json()
     assert made["directory"] == str(study / "figures")
-    assert drawn == [(each.id, "svg", None) for each in page.figures]
+    assert [each["file"] for each in made["files"]] == drawn
+    assert len(set(drawn)) == len(drawn) > 4
     index = json.loads((study / "figures" / "figures.json").read_text("utf-8"))
     assert index["figures"] == made["files"]
-    for number, (told, figure) in enumerate(zip(made["files"], page.figures, strict=True), 1):
-        assert (told["file"], told["figure"], told["number"]) == (f"{figure.id}.svg", figure.id, number)
-        assert (told["title"], told["caption"]) == (figure.title, figure.caption)
-        assert told["inches"] in (3.25, 6.75)
-        assert (study / "figures" / told["file"]).is_file()
+    assert {each["inches"] for each in made["files"]} <= {3.25, 6.75}
+    assert all(each["number"] and each["title"] for each in made["files"])
 
 
-def test_some_figures_by_name_or_number_in_another_place(toeplens: Toeplens, study: Path, page: Page, drawn: list[Any]):
-    out, ids = study.parent / "paper", [each.id for each in page.figures]
-    assert toeplens("figures", study, "--figure", ids[2], "--figure", "2", "--columns", "2", "--out", out).code == 0
-    assert drawn == [(ids[1], "pdf", 2), (ids[2], "pdf", 2)]
-    assert toeplens("figures", study, "--figure", ids[0], "--out", out).code == 0, "its own place again"
+def test_some_figures_by_name_or_number_in_another_place(toeplens: Toeplens, study: Path, drawn: list[str]):
+    out = study.parent / "paper"
+    answer = toeplens("figures", study, "--figure", "accuracy", "--figure", "2", "--columns", "2", "--out", out)
+    assert answer.code == 0
+    assert len(drawn) == 2
+    assert drawn[0] == "accuracy.pdf"
+    assert toeplens("figures", study, "--figure", "3", "--out", out).code == 0, "its own place again"
 
 
-def test_an_audits_map_is_drawn_from_its_record_without_a_browser(toeplens: Toeplens, tmp_path: Path):
-    save(open_audit(AUDIT), tmp_path)
+def test_an_audits_map_is_drawn_from_its_record(toeplens: Toeplens, tmp_path: Path, drawn: list[str]):
+    save(made_up(), tmp_path)
     assert toeplens("figures", tmp_path, "--figure", "map").code == 0
-    assert (tmp_path / "figures" / "map.pdf").read_bytes().startswith(b"%PDF")
+    assert drawn == ["map.pdf"]
     assert not (tmp_path / PAGE).exists()
+    assert toeplens("report", tmp_path).code == 0
+    assert (tmp_path / PAGE).exists()
 
 
 @pytest.mark.parametrize(
     ("form", "endings"),
-    [("csv", "csv"), ("latex", "tex"), ("html", "html"), ("both", "csv tex"), ("all", "csv tex html")],
+    [("csv", {".csv"}), ("html", {".html"}), ("both", {".csv", ".tex"}), ("all", {".csv", ".html", ".tex"})],
 )
-def test_every_table_is_written(toeplens: Toeplens, study: Path, page: Page, form: str, endings: str):
+def test_every_table_is_written(toeplens: Toeplens, study: Path, form: str, endings: set[str]):
     made = toeplens("tables", study, "--format", form, "--json").json()
     names = [each["file"] for each in made["files"]]
-    assert {Path(name).suffix[1:] for name in names} == set(endings.split())
-    assert {Path(name).stem for name in names} >= {each.file for each in page.tables if each.body}
+    assert {Path(name).suffix for name in names} == endings
+    assert {"cost-by-encoding", "test-accuracy-by-task-and-encoding", "models"} <= {Path(name).stem for name in names}
     assert {path.name for path in (study / "tables").iterdir()} == {*names, "tables.json", ".lock"}
 
 
 @pytest.mark.usefixtures("drawn")
-def test_bad_input_is_one_sentence(toeplens: Toeplens, study: Path, page: Page):
-    name = page.figures[0].id
-    refused = toeplens("figures", study, "--figure", name[:-1]).refusal()
-    assert f"got '{name[:-1]}'; did you mean" in refused
-    assert name in refused
+def test_bad_input_is_one_sentence(toeplens: Toeplens, study: Path):
+    refused = toeplens("figures", study, "--figure", "accurac").refusal()
+    assert "got 'accurac'; did you mean 'accuracy'" in refused
     assert "--columns must be 1 or 2, got 3." in toeplens("figures", study, "--columns", "3").refusal()
     assert "--format must be one of pdf, png, svg" in toeplens("figures", study, "--format", "gif").refusal()
     assert "contains files that do not belong to the tables" in toeplens("tables", study, "--out", study).refusal()
     (study / "empty").mkdir()
     assert "contains no study, audit, probe" in toeplens("tables", study / "empty").refusal()
     assert "does not exist" in toeplens("figures", study / "x").refusal()
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_citation_file_says_the_same():
+    said = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert (said["cff-version"], said["type"]) == ("1.2.0", "software")
+    assert (said["title"], said["authors"], said["license"]) == (TITLE, [{"name": AUTHORS}], LICENSE)
+    assert str(said["version"]) == __version__
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert (project["name"], project["license"]) == (TITLE, LICENSE)
+    for work, there in zip((DEPOSIT, SYMBOLIC), said["references"], strict=True):
+        assert (work.title, work.year) == (there["title"], there["year"])
+        assert f"arXiv:{work.arxiv}" == there["identifiers"][0]["value"]
+        names = [f"{each['family-names']}, {each['given-names']}" for each in there["authors"]]
+        assert names == [author.replace("{", "").replace("}", "") for author in work.authors]
+
+
+def test_what_is_cited(toeplens: Toeplens):
+    said = toeplens("cite").out
+    assert f"version {__version__}" in said
+    assert "arXiv:2505.13027" in said
+    assert "arXiv:2511.11579" in said
+    entries = re.findall(r"^@(\w+)\{([\w-]+),$", toeplens("cite", "--bibtex").out, re.MULTILINE)
+    assert entries == [("software", "toeplens"), ("misc", DEPOSIT.key), ("misc", SYMBOLIC.key)]
+
+
+def test_every_part_of_a_runs_encoding_is_cited_too(toeplens: Toeplens, tmp_path: Path):
+    run = train(tiny("rope + fox"), tmp_path)
+    said = toeplens("cite", run.directory)
+    assert re.search(r"^  rope: Su et al\. 2021, arXiv 2104\.09864$", said.out, re.MULTILINE)
+    assert [work["key"] for work in toeplens("cite", run.directory, "--json").json()["encodings"]] == ["rope", "fox"]
+
+
+def test_a_recorded_studys_encodings_are_cited(toeplens: Toeplens):
+    made = toeplens("cite", ROOT / "results" / "canonical", "--json").json()
+    numbers = [re.search(r"arXiv:([\d.]+\d)", work["words"]) for work in made["encodings"]]
+    known = [number[1] for number in numbers if number]
+    assert "2104.09864" in known
+    assert len(known) == len(set(known))
+    assert "2505.13027" not in known, "it is among the papers"

@@ -1,4 +1,4 @@
-"""A page as a reader sees it: its text, its tables, its figures, and what these say when they are pointed at."""
+"""A page as a reader sees it: its text, its tables and its charts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import json
 import re
 from html.parser import HTMLParser
 from typing import Any
-
-from toeplens.report.kit.page import PAKO, asset, packed_plotly
 
 
 class Text(HTMLParser):
@@ -52,58 +50,7 @@ class Text(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
-def rows_of(page: str | Text, label: str) -> dict[str, list[str]]:
-    """The cells of a table by the row's name, without the sign before it, each with single spaces."""
-    found = page if isinstance(page, Text) else Text(without_plotly(page))
-    rows = [[" ".join(cell.split()) for cell in row] for row in found.tables[label]]
-    return {re.sub(r"^\W+ (?=\w)", "", row[0]): row[1:] for row in rows if row}
-
-
-def without_plotly(page: str) -> str:
-    """The page without the library that draws, which is in it once, and the one that unpacks it."""
-    assert page.count(packed_plotly()) == 1, "plotly.js is there, once"
-    return page.replace(packed_plotly(), "").replace(asset(PAKO), "")
-
-
-def figures(page: str) -> dict[str, Any]:
-    """The page's plots by their places."""
-    (found,) = re.findall(r'<script type="text/plain" id="figures">(.*?)</script>', page)
+def charts(page: str) -> dict[str, Any]:
+    """The page's charts as Vega-Lite, by name."""
+    (found,) = re.findall(r'<script type="text/plain" id="charts">(.*?)</script>', page)
     return json.loads(gzip.decompress(base64.b64decode(found, validate=True)))
-
-
-def traces(page: str, place: str) -> dict[str, dict[str, Any]]:
-    """The last trace of each legend entry: bands and rings come before what they belong to."""
-    return {trace["meta"]: trace for trace in figures(page)[place]["data"] if "meta" in trace}
-
-
-def stands_alone(page: str) -> bool:
-    """Whether the page, without plotly, tells the browser to ask for nothing, and has nothing to ask for."""
-    own = without_plotly(page) if packed_plotly() in page else page
-    return "default-src 'none'" in own and not re.findall(r"""(?:src|href)\s*=\s*["'](?!#)|url\((?!#)""", own)
-
-
-def hovers(trace: Any) -> list[str]:
-    """What each point of a trace says when it is pointed at: the template with the point's numbers, without marks."""
-    grid = trace.type == "heatmap"
-    places = [(i, j) for i, row in enumerate(trace.z) for j in range(len(row))] if grid else range(len(trace.x))
-    return [_hover(trace, place) for place in places]
-
-
-def _hover(trace: Any, place: Any) -> str:
-    def at(values: Any) -> Any:
-        return values[place[0]][place[1]] if isinstance(place, tuple) else values[place]
-
-    def told(match: re.Match[str]) -> str:
-        name, index, form = match[1], match[2], match[3]
-        value = at(getattr(trace, name))
-        value = value[int(index)] if index is not None else value
-        return _formed(value, form)
-
-    text = re.sub(r"%\{(\w+)(?:\[(\d+)\])?(?::([^}]+))?\}", told, trace.hovertemplate)
-    return re.sub(r"<br>", " | ", text.replace("<extra></extra>", "")).replace("<b>", "").replace("</b>", "")
-
-
-def _formed(value: Any, form: str | None) -> str:
-    if form is None:
-        return f"{value:g}" if isinstance(value, float) else str(value)
-    return format(value, form)

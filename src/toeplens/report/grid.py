@@ -103,7 +103,11 @@ def grid_page(state: Grid) -> Page:
                 "How verdicts are made": [RULE] if state.entries else [],
                 "Missing measures": missing_tables(state),
                 "How it was run": [state.environment.get("setups"), run_table(state, "models")],
-                "Settings": [Markup('<pre style="white-space:pre-wrap">{}</pre>').format(state.spec.to_yaml())],
+                "Settings": [
+                    Markup('<pre style="white-space:pre-wrap;overflow-wrap:anywhere">{}</pre>').format(
+                        state.spec.to_yaml()
+                    )
+                ],
                 f"All {state.total} models": [models_table(state, text=only)],
             },
         ),
