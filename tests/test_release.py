@@ -22,7 +22,7 @@ import toeplens
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-_IMPORTED_AS = {"pyyaml": "yaml", "mlflow_skinny": "mlflow", "vl_convert_python": "vl_convert"}
+_IMPORTED_AS = {"vl_convert_python": "vl_convert", "pyyaml": "yaml", "mlflow_skinny": "mlflow"}
 OPTIONAL = set(PROJECT["optional-dependencies"]) - {"test", "lint", "docs"}
 
 

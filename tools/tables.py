@@ -65,9 +65,13 @@ def ledger(name: str) -> list[dict[str, Any]]:
 
 def spread(values: Iterable[float | None], digits: int = 2, *, percent: bool = False, of: int = 0) -> str:
     """Mean, lowest and highest value over models, and the number of models if it is below ``of``."""
-    found = Spread.of(values)
-    models = f", {found.count} of {of} models" if of > found.count > 0 else ""
-    return found.told(digits, percent=percent) + models
+    known = [float(value) for value in values if value is not None and math.isfinite(value)]
+    scale, unit = (100, "%") if percent else (1, "")
+    if not known:
+        return fixed(None, digits)
+    mean, low, high = (fixed(scale * value, digits) for value in (float(np.mean(known)), min(known), max(known)))
+    models = f", {len(known)} of {of} models" if of > len(known) else ""
+    return (f"{mean}{unit} ({low} to {high})" if len(known) > 1 else f"{mean}{unit}") + models
 
 
 # ---- ledgers ---------------------------------------------------------------------------------------------------------

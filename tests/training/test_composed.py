@@ -71,9 +71,6 @@ def test_on_the_command_line(toeplens: Toeplens, tmp_path: Path) -> None:
     assert run.spec.model.encoding == "rope + alibi"
     assert run.spec.model.encoding_options == {"rope": {"base": 500}}
     spec = run.directory / "spec.json"
-    again = toeplens("train", spec, "--encoding", "rope+alibi", "--out", tmp_path, "--json").json()
-    assert again["directory"] == answer["directory"]
-    other = toeplens("train", spec, "--encoding", "rope+fox", "--out", tmp_path).refusal()
-    assert "got 'rope + fox'" in other
+    assert toeplens("train", spec, "--out", tmp_path, "--json").json()["directory"] == answer["directory"]
     wrong = toeplens("card", "rope+fox", "--set", "base=3", "--out", tmp_path / "card.html").refusal()
     assert "must be one of fox, rope, got 'base'" in wrong

@@ -329,7 +329,9 @@ def _every_head(state: Grid, *measures: str, scans: bool = False) -> Iterator[tu
     """Each head of the models with skill: its row, its place, and these measures."""
     for cell, row in models(state, skilled=True, scans=scans):
         found, lost = [cell.measure(name) for name in measures], heads.drops(cell)
-        for at in np.ndindex(lost.shape) if lost is not None and None not in found else ():
+        if lost is None or None in found:
+            continue
+        for at in np.ndindex(lost.shape):
             head = f"seed {cell.key.seed}, layer {at[0] + 1}, head {at[1] + 1}"
             yield {**row, "head": head, "size": float(lost[at])}, at, *found
 

@@ -57,7 +57,7 @@ def answers(state: Grid) -> list[str]:
     near, far = (by_task(state, of, lower=True, grain=0.0) for of in (bits, _end))
     for task in [each for each in tasks if each in near]:
         best, several = near[task], f"{task}: " if len(tasks) > 1 else ""
-        ties = f"; {listed(best_of(best)[1:])} cannot be told apart from it" if len(best_of(best)) > 1 else ""
+        ties = f"; no clear difference to {listed(best_of(best)[1:])}" if len(best_of(best)) > 1 else ""
         loss = f"{interval_text(best[0].mean)} bits per byte{ties}."
         made.append(f"{several}{best[0].title} has the lowest loss at the training length, {loss}")
         if task in far:

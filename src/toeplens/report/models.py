@@ -197,7 +197,7 @@ def lines(
     """Means of series by x with their ranges over seeds, a panel per value of ``field``."""
     if not rows:
         return None
-    ends = {"low": "low", "high": "high"} if band else {}
+    ends: dict[str, Any] = {"low": "low", "high": "high"} if band else {}
     tips = tooltip(series="Series", **{x["field"]: f"{x['title'].capitalize()}|.3~g"}, **MEAN)
     chart = curves(rows, x, y, drawn(styles, rows), points=points, tips=tips, **ends)
     return panels(chart, rows, field, columns, height, free)

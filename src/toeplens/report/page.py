@@ -1,6 +1,6 @@
 """Pages as data: a question, its answer, one picture, then sections. `Page.html` makes one self-contained HTML file.
 
-Charts are Vega-Lite. The program that draws them comes with vl-convert and is part of the page: no network is needed.
+Charts are Vega-Lite. Vega comes with vl-convert and is part of the page: no network is needed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 PAGE = "report.html"  # the name of a study's page in its directory
 FORMAT = 2  # page format; increased if pages are read or built differently
-SCRIPT = "vega.js"  # the name of the drawing program beside pages that share it
+SCRIPT = "vega.js"  # the drawing program of pages that share it
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ def _accuracy(state: Reproduction) -> dict[str, Parts]:
     ]
     shown = _figure("accuracy", charts.accuracy(state))
     return {
-        "Table 1 beside the paper’s": [*shown, *_titled(tables)] if shown or curves else [],
+        "Table 1 and the paper’s numbers": [*shown, *_titled(tables)] if shown or curves else [],
         "Learning curves": curves,
     }
 
@@ -539,7 +539,7 @@ def _run(state: Reproduction) -> Section:
     ]
     details = [
         Section("Encodings in each protocol", [encodings_table(state)]),
-        Section("Settings beside the paper’s", [_SETTINGS, settings_table(state)]),
+        Section("Settings, ours and the paper’s", [_SETTINGS, settings_table(state)]),
         Section("Models", [models_table(state)]),
     ]
     return Section("How was it run?", [run_table(state, "cells", facts)], details, "run")
@@ -550,7 +550,7 @@ _TRAINED = ("weight_decay", "warmup", "schedule", "evaluations", "plateau")
 
 
 def settings_table(state: Reproduction) -> Table:
-    """The study's settings beside the paper's."""
+    """The study's settings and the paper's."""
     paper, ours = (_settings(scale, state) for scale in (SCALES["paper"], SCALES[state.plan.scale]))
     lines: list[list[str | Cell]] = []
     for text in {**paper, **ours}:
