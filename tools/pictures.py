@@ -1,61 +1,38 @@
-"""Make the pictures of docs/findings that are figures of the records' pages, as a browser shows them.
+"""Make the pictures of the documentation that are charts of the records' pages.
 
 python tools/pictures.py
 """
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
-from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple
+
+import vl_convert
+
+from toeplens.cli.studies import page_in
+from toeplens.report.exporting import draw
 
 ROOT = Path(__file__).resolve().parents[1]
+_SCALE = 1.5  # of 96 dots per inch
 PLACE = ROOT / "docs" / "images"
-_WAIT = 15_000  # milliseconds
-
-
-class Picture(NamedTuple):
-    """A part of a record's page, by what selects it, in a window of some width."""
-
-    record: str
-    part: str
-    width: int
-
-
-PICTURES = {
-    "real-smollm2-frequencies": Picture("smollm2", "#figure-frequencies .panels", 1280),
-    "real-smollm2-bands": Picture("smollm2", "#figure-bands", 560),
-    "language-lengths": Picture("language", "#figure-bits", 1000),
-    "scan": Picture("canonical", "#figure-scan", 1000),
+PICTURES = {  # record and chart by name
+    "audit": ("audit-smollm2", "map"),
+    "heads": ("laptop", "heads-by-layer"),
+    "language-lengths": ("language", "bits"),
+    "plane": ("canonical", "plane"),
+    "real-smollm2-bands": ("smollm2", "bands"),
+    "real-smollm2-frequencies": ("smollm2", "frequencies"),
+    "scan": ("canonical", "scan"),
 }
 
 
 def main() -> None:
-    """Write each page, and each picture of it."""
-    from PIL import Image
-    from playwright.sync_api import sync_playwright
-
-    for record in {picture.record for picture in PICTURES.values()}:
-        subprocess.run([sys.executable, "-m", "toeplens", "report", f"results/{record}"], cwd=ROOT, check=True)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for name, picture in PICTURES.items():
-            page = browser.new_page(
-                viewport={"width": picture.width, "height": 900}, device_scale_factor=2, color_scheme="light"
-            )
-            page.goto((ROOT / "results" / picture.record / "report.html").as_uri())
-            part = page.locator(picture.part)
-            part.scroll_into_view_if_needed()
-            part.locator(".main-svg").first.wait_for(timeout=_WAIT)  # plots are drawn when they come near
-            shot = part.screenshot(timeout=_WAIT, style=".save, figcaption { display: none }")
-            drawn = Image.open(BytesIO(shot)).convert("RGB").quantize(128, Image.Quantize.MEDIANCUT)
-            drawn.save(PLACE / f"{name}.png", optimize=True)
-            page.close()
-            print(name)
-        browser.close()
+    """Write the pictures, two columns wide."""
+    for name, (record, chart) in PICTURES.items():
+        figures = {figure.id: figure for figure in page_in(ROOT / "results" / record).figures}
+        picture = draw(figures[chart], "svg", 2).decode()
+        (PLACE / f"{name}.png").write_bytes(vl_convert.svg_to_png(picture, scale=_SCALE))
+        print(name)
 
 
 if __name__ == "__main__":

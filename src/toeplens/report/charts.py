@@ -209,7 +209,7 @@ def plane(rows: Rows, styles: Iterable[Style], *, tips: Sequence[Any], series: s
 def grid(chart: Chart, field: str, order: Iterable[str], *, columns: int = 3, free: Sequence[str] = ()) -> Chart:
     """Small multiples: one panel for each value of ``field``, with common axes except those in ``free``."""
     facet = alt.Facet(field=field, type="nominal", title=None, sort=list(dict.fromkeys(order)))
-    made = chart.facet(facet=facet, columns=columns).properties(usermeta={"axes": _axes(chart.to_dict())})
+    made = chart.facet(facet=facet, columns=columns).properties(usermeta={"axes": _axes(chart.to_dict(validate=False))})
     return made.resolve_scale(**dict.fromkeys(free, "independent")) if free else made
 
 

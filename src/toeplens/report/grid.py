@@ -29,6 +29,7 @@ from toeplens.report.models import (
     figure,
     language_tasks,
     lines,
+    mean_text,
     models,
     panels,
     scatter,
@@ -36,7 +37,6 @@ from toeplens.report.models import (
     seed_means,
     tally,
     task_styles,
-    told,
 )
 from toeplens.report.page import Ledger, Page, ledger, run_table
 from toeplens.report.tables import DASH, Cell, Table, code, make_table
@@ -131,8 +131,10 @@ def _question(state: Grid, spoken: Sequence[str]) -> str:
 def answer(state: Grid) -> str:
     """The best encodings by task, with intervals over seeds."""
     spoken, parts = list(map(state.spec.title_of, language_tasks(state.spec))), language.answers(state)
-    found = {task: each for task, each in by_task(state, lambda cell: cell.accuracy).items() if task not in spoken}
-    if not found and not parts:
+    every = {task: each for task, each in by_task(state, lambda cell: cell.accuracy).items() if task not in spoken}
+    learned = {row["task"] for cell, row in models(state) if cell.skilled}
+    found = {task: each for task, each in every.items() if task in learned}
+    if not every and not parts:
         return "No model is finished yet."
     if len(found) > _NAMED:
         alone = {task: each for task, each in found.items() if len(each) > 1 and len(best_of(each)) == 1}
@@ -141,9 +143,13 @@ def answer(state: Grid) -> str:
         parts.append(f"Best alone: {single}." if alone else "On no task is one encoding better than all others.")
     elif found:
         parts.append(f"By test accuracy: {'; '.join(_winner(task, each) for task, each in found.items())}.")
-    few = "With one seed this is only indicative."
-    many = f"Brackets and ties: 95% intervals over {state.spec.seeds} seeds."
-    return " ".join([*parts, many if state.spec.seeds > 1 else few])
+    if unlearned := [task for task in every if task not in learned]:
+        parts.append(f"No encoding learns {listed(unlearned)}.")
+    if state.spec.seeds > 1:
+        parts.append(f"Brackets and ties: 95% intervals over {state.spec.seeds} seeds.")
+    if state.spec.seeds < ENOUGH:
+        parts.append(f"With {_count(state.spec.seeds, 'seed')} this is only indicative.")
+    return " ".join(parts)
 
 
 def _winner(task: str, found: Sequence[Standing]) -> str:
@@ -329,7 +335,7 @@ def _every_head(state: Grid, *measures: str, scans: bool = False) -> Iterator[tu
     """Each head of the models with skill: its row, its place, and these measures."""
     for cell, row in models(state, skilled=True, scans=scans):
         found, lost = [cell.measure(name) for name in measures], heads.drops(cell)
-        if lost is None or None in found:
+        if lost is None or any(each is None for each in found):
             continue
         for at in np.ndindex(lost.shape):
             head = f"seed {cell.key.seed}, layer {at[0] + 1}, head {at[1] + 1}"
@@ -471,9 +477,9 @@ def costs_table(state: Grid) -> Table:
         logs = [np.log(row.train_seconds / o) for row in mine if row.train_seconds and (o := first.get(row.task))]
         count, size = sum(row.seeds - row.diverged for row in mine), [f"{each:,}" for each in sizes]
         relative = f"{np.exp(np.mean(logs)):.2f}" if logs else DASH
-        seconds, share = told((row.train_seconds for row in mine), 1), told((row.toeplitz for row in mine), 1, 100)
-        rows.append([Cell(one.title, sign=one), str(count), "–".join(dict.fromkeys((size[0], size[-1]))), seconds])
-        rows[-1] += [relative, share]
+        seconds, share = [row.train_seconds for row in mine], [row.toeplitz for row in mine]
+        rows.append([Cell(one.title, sign=one), str(count), "–".join(dict.fromkeys((size[0], size[-1])))])
+        rows[-1] += [mean_text(seconds, 1), relative, mean_text(share, 1, 100)]
     columns = ["Encoding", "Models", "Parameters", "Training time (s)", "Relative time", "Toeplitz share (%)"]
     return make_table("Cost by encoding", columns, rows, right=range(1, 6))
 

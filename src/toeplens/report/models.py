@@ -71,7 +71,7 @@ def seed_means(rows: Iterable[Mapping[str, Any]], *, grain: float | None = None)
     return made
 
 
-def told(values: Iterable[float | None], digits: int = 2, scale: float = 1) -> str:
+def mean_text(values: Iterable[float | None], digits: int = 2, scale: float = 1) -> str:
     """The mean as text, with the range in brackets if there are several values; a dash if there are none."""
     found = [scale * value for value in values if value is not None and isfinite(value)]
     if len(found) < 2:
@@ -197,9 +197,8 @@ def lines(
     """Means of series by x with their ranges over seeds, a panel per value of ``field``."""
     if not rows:
         return None
-    ends: dict[str, Any] = {"low": "low", "high": "high"} if band else {}
     tips = tooltip(series="Series", **{x["field"]: f"{x['title'].capitalize()}|.3~g"}, **MEAN)
-    chart = curves(rows, x, y, drawn(styles, rows), points=points, tips=tips, **ends)
+    chart = curves(rows, x, y, drawn(styles, rows), low="low" * band, high="high", points=points, tips=tips)
     return panels(chart, rows, field, columns, height, free)
 
 

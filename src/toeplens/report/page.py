@@ -58,7 +58,7 @@ class Figure:
     @cached_property
     def spec(self) -> dict[str, Any]:
         """The chart as Vega-Lite, without its configuration."""
-        return {name: each for name, each in self.chart.to_dict().items() if name not in ("config", "$schema")}
+        return {name: each for name, each in self.chart.to_dict(validate=False).items() if name not in ("config", "$schema")}
 
     @property
     def alternative(self) -> str:

@@ -57,6 +57,7 @@ def _of(state: Grid, task: str, label: str) -> list[CellResult]:
 
 
 def _lost(cell: CellResult) -> np.ndarray:
+    assert cell.by_loss is not None
     return np.maximum(cell.by_loss.drops, 0)
 
 
@@ -144,7 +145,9 @@ def test_the_head_that_matters_in_the_end_is_followed(state: Grid, page: Page) -
     unskilled = _of(state, "index", "nope")[0]
     assert followed(unskilled, "symbolic") == []
     assert followed(unskilled, "accuracy") == [(0, 0.0), (4, 0.2), (12, 0.6)]
-    none_counts = replace(found[0], by_loss=replace(found[0].by_loss, low=np.zeros_like(found[0].by_loss.drops)))
+    by_loss = found[0].by_loss
+    assert by_loss is not None
+    none_counts = replace(found[0], by_loss=replace(by_loss, low=np.zeros_like(by_loss.drops)))
     assert followed(none_counts, "symbolic") == [], "a tie decides nothing"
 
 
@@ -195,7 +198,7 @@ def test_one_seed_of_one_encoding_is_a_page_and_titles_are_escaped(tmp_path: Pat
     )
     page = made_up_grid(tmp_path, spec).page()
     assert page.question == f"How well does {NASTY} do on 1 task?"
-    assert page.answer.endswith("With one seed this is only indicative.")
+    assert page.answer.endswith("With 1 seed this is only indicative.")
     assert "[" not in page.answer, "no interval"
     html = page.html()
     assert "<script>alert" not in html
