@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 from recorded import RESULTS, Recorded, record_of
-from toeplens.report.grid.look import Spread
 
 from toeplens.ground.words import fixed
 from toeplens.papers.deposit import SCALES
