@@ -1,13 +1,14 @@
-"""Make the pages of docs/gallery from the records.
+"""Make the pages of docs/gallery from the records, as `toeplens report` does.
 
     python tools/gallery.py
 
-The pages are those of `toeplens report`, but share one copy of the drawing program. `tests/docs/test_gallery.py` limits
-their size and makes them again.
+The pages share one copy of the program that draws their charts. `tests/docs/test_gallery.py` limits their size and
+compares them with what this makes.
 """
 
 from __future__ import annotations
 
+from contextlib import chdir
 from pathlib import Path
 
 from toeplens.cli.studies import page_in
@@ -22,8 +23,10 @@ def make(place: Path) -> None:
     """Make all pages in ``place``."""
     place.mkdir(parents=True, exist_ok=True)
     (place / SCRIPT).write_text(drawing_program(), "utf-8")
-    for name in RECORDS:
-        (place / f"{name}.html").write_text(page_in(ROOT / "results" / name).html(script=SCRIPT), "utf-8")
+    with chdir(ROOT):  # a page names the directory of its record
+        for name in RECORDS:
+            page = page_in(Path("results") / name).html(script=SCRIPT)
+            (place / f"{name}.html").write_text(page, "utf-8")
 
 
 if __name__ == "__main__":

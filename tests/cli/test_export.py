@@ -73,7 +73,10 @@ def test_an_audits_map_is_drawn_from_its_record(toeplens: Toeplens, tmp_path: Pa
     assert (tmp_path / PAGE).exists()
 
 
-@pytest.mark.parametrize(("form", "endings"), [("csv", {".csv"}), ("latex", {".tex"}), ("both", {".csv", ".tex"})])
+@pytest.mark.parametrize(
+    ("form", "endings"),
+    [("csv", {".csv"}), ("html", {".html"}), ("both", {".csv", ".tex"}), ("all", {".csv", ".html", ".tex"})],
+)
 def test_every_table_is_written(toeplens: Toeplens, study: Path, form: str, endings: set[str]):
     made = toeplens("tables", study, "--format", form, "--json").json()
     names = [each["file"] for each in made["files"]]

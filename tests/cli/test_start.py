@@ -26,7 +26,7 @@ sys.argv = ["toeplens", *sys.argv[1:]]
 try:
     main()
 except SystemExit as left:
-    heavy = {"torch", "numpy", "scipy", "plotly", "rich.progress"} & set(sys.modules)
+    heavy = {"torch", "numpy", "scipy", "altair", "vl_convert", "great_tables", "rich.progress"} & set(sys.modules)
     sys.exit(f"imported {heavy}" if heavy else left.code)
 """
 

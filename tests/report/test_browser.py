@@ -88,16 +88,33 @@ def test_links_tables_and_keys_do_what_they_say(browser: Browser, pages: Pages) 
     visit.end()
 
 
+def test_charts_follow_a_window_that_changes_while_they_are_drawn(browser: Browser, pages: Pages) -> None:
+    visit = Visit(browser, pages["theory"], 700)
+    for width in (390, 1280, 600, 1000):
+        visit.page.set_viewport_size({"width": width, "height": 900})
+    visit.read_to_the_end()
+    visit.until(
+        """() => [...document.querySelectorAll(".chart")].every((chart) => {
+            const width = Number(chart.querySelector("svg").getAttribute("width")) / chart.clientWidth;
+            return 0.7 < width && width < 1.02;
+        })"""
+    )
+    visit.end()
+
+
 def test_a_printed_page_has_every_chart_on_white(browser: Browser, pages: Pages) -> None:
     visit = Visit(browser, pages["theory"])
     visit.page.emulate_media(color_scheme="dark")
     visit.read_to_the_end()
     visit.until(f"() => Math.min(...({_INK})()) > 100")
+    assert visit.page.locator("details:not([open]) .chart").count(), "some are folded"
     visit.page.evaluate("dispatchEvent(new Event('beforeprint'))")
     visit.until(f"() => Math.max(...({_INK})()) < 150")
+    assert visit.page.locator("details:not([open]) .chart").count() == 0
     visit.until("() => [...document.querySelectorAll('.chart')].every((chart) => chart.querySelector('svg'))")
     visit.page.evaluate("dispatchEvent(new Event('afterprint'))")
     visit.until(f"() => Math.min(...({_INK})()) > 100")
+    assert visit.page.locator("details:not([open]) .chart").count(), "they are folded again"
     visit.page.emulate_media(media="print", color_scheme="dark")
     assert visit.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     visit.end()

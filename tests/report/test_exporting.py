@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toeplens.cli.studies import page_in
 from toeplens.report import Figure
 from toeplens.report.charts import curves, grid, number
 from toeplens.report.exporting import FORMATS, INCHES, columns_of, csv_of, draw, html_of, latex_of, numbered
@@ -56,6 +57,29 @@ def test_a_figure_has_the_width_of_its_columns_in_every_format() -> None:
         assert float(width[1]) == pytest.approx(INCHES[columns], abs=0.05), "with several panels, too"
     for form in FORMATS[1:]:  # the objects of a PDF come in any order
         assert draw(PANELS, form) == draw(PANELS, form)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["laptop", "canonical", "language", "smollm2", "theory", "audit-smollm2"])
+def test_every_chart_and_table_of_a_page_is_exported(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no browser is there to be found
+    page = page_in(Path(__file__).parents[2] / "results" / name)
+    for figure in page.figures:
+        assert draw(figure, "pdf").startswith(b"%PDF")
+        for columns in (1, 2):
+            width = re.search(r'<svg[^>]* width="([\d.]+)in"', draw(figure, "svg", columns).decode())
+            assert width is not None
+            assert 0.8 * INCHES[columns] < float(width[1]) < INCHES[columns] + 0.02, figure.id
+    for ending in ("pdf", "svg"):
+        for id, chart in list(page.charts().items())[:3]:
+            chart.save(str(tmp_path / f"{id}.{ending}"))
+            assert (tmp_path / f"{id}.{ending}").stat().st_size > 1000
+    for table in numbered(page.tables):
+        assert latex_of(table).count("\\\\") >= len(table.body)
+        assert html_of(table).count("<tr") >= len(table.body)
+        assert csv_of(table).count("\n") > len(table.body)
 
 
 def test_a_table_has_its_groups_and_small_print_as_csv() -> None:

@@ -137,7 +137,7 @@ def html_of(table: Table) -> str:
 
 _SIGNS = {"−": "-", "≤": r"\le", "≥": r"\ge", "≈": r"\approx", "≡": r"\equiv", "≠": r"\ne", "×": r"\times"}
 _SIGNS |= {"∘": r"\circ", "→": r"\to", "√": r"\surd", "∞": r"\infty", "∑": r"\sum", "∅": r"\emptyset", "∈": r"\in"}
-_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+")
+_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ᵀ]+")
 _LONG = 40  # a column is wrapped if a cell has more characters
 _NARROW = 55  # characters per line of one text column
 _TALL = 45  # rows per page

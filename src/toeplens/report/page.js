@@ -87,12 +87,20 @@
     }
     return { ...spec, width: Math.round(width), autosize: { type: "fit-x", contains: "padding" } };
   }
-  const drawn = new Map();
-  async function draw(place, light = false) {
-    const width = place.clientWidth;
-    const theme = themes[dark.matches && !light ? "dark" : "light"];
-    if (!width || drawn.get(place) === `${width} ${theme.text.color}`) return;
-    drawn.set(place, `${width} ${theme.text.color}`);
+  const drawn = new Map(); // width and theme of each drawn chart
+  const busy = new Set();
+  let printing = false;
+  const look = (place) => `${place.clientWidth} ${dark.matches && !printing ? "dark" : "light"}`;
+  async function draw(place) {
+    if (busy.has(place)) return; // when it is drawn, the loop looks whether its width or theme has changed
+    busy.add(place);
+    for (let now = look(place); place.clientWidth && now !== drawn.get(place); now = look(place)) {
+      drawn.set(place, now);
+      await embed(place, place.clientWidth, themes[now.split(" ")[1]]);
+    }
+    busy.delete(place);
+  }
+  async function embed(place, width, theme) {
     const columns = Math.max(1, Math.floor(width / 150));
     const config = { ...theme, legend: { ...theme.legend, columns } };
     const spec = sized(charts[place.dataset.chart], width);
@@ -116,7 +124,7 @@
   const watcher = new IntersectionObserver((entries) => {
     for (const entry of entries) if (entry.isIntersecting) draw(entry.target);
   }, { rootMargin: "900px" });
-  const again = () => places.filter((place) => "drawn" in place.dataset).forEach((place) => draw(place));
+  const again = () => [...drawn.keys()].forEach((place) => draw(place));
   places.forEach((place) => watcher.observe(place));
   const idle = window.requestIdleCallback ?? ((act) => setTimeout(act, 50));
   const rest = [...places];
@@ -124,7 +132,17 @@
   idle(next);
   new ResizeObserver(again).observe(document.querySelector("main"));
   dark.addEventListener("change", again);
-  addEventListener("beforeprint", () => places.forEach((place) => draw(place, true)));
-  addEventListener("afterprint", again);
+  let opened = [];
+  addEventListener("beforeprint", () => {
+    printing = true;
+    opened = [...document.querySelectorAll("details:not([open]):has(.chart)")];
+    opened.forEach((each) => { each.open = true; });
+    places.forEach((place) => draw(place));
+  });
+  addEventListener("afterprint", () => {
+    printing = false;
+    opened.forEach((each) => { each.open = false; });
+    again();
+  });
   unfold();
 })();
