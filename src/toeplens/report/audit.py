@@ -397,7 +397,7 @@ def visible(layer: LayerRecord) -> str:
 
 _MAP = (
     "Positional share: how much of the variance of a head’s logits the position of the key explains. Numbers: heads "
-    "named below, the strongest of each kind. Outlined: heads with a pattern. –: nearly uniform attention, no effect."
+    "named below. Outlined: the strongest heads of a pattern. –: nearly uniform attention, no effect."
 )
 _FREQUENCY = (
     "Each mark is a head. x: mean of the RoPE frequencies, weighted by their share of the variance of its logits (0.1 "
@@ -452,7 +452,9 @@ def _answer(audit: Audit) -> str:
         if top := words.largest(audit.heads, name):
             count = sum((getattr(head, name) or 0.0) > LIMITS[name] for head in audit.heads)
             best = f" (strongest {Names.of(audit).short(top[0])}, {fixed(top[1])})" if name != "first" else ""
-            counts.append(f"{count} {style.title.lower().replace(' ', '-')}{best}")
+            counts.append(
+                f"{count} {style.title.lower().replace(' ', '-')} (over {LIMITS[name]:g}){best}".replace(") (", ", ")
+            )
     if counts:
         said.append(f"Attention patterns of the {len(audit.heads)} heads: {listed(counts)}.")
     if active := [head for head in audit.heads if head.positional is not None and not idle(audit, head)]:

@@ -133,6 +133,8 @@ def answer(state: Grid) -> str:
     found = {task: each for task, each in every.items() if task in learned}
     if not every and not parts:
         return "No model is finished yet."
+    if unlearned := [task for task in every if task not in learned]:
+        parts.append(f"No encoding learns {listed(unlearned)}.")
     if len(found) > _NAMED:
         alone = {task: each for task, each in found.items() if len(each) > 1 and len(best_of(each)) == 1}
         single = listed(_winner(task, each) for task, each in alone.items())
@@ -140,8 +142,6 @@ def answer(state: Grid) -> str:
         parts.append(f"Best alone: {single}." if alone else "On no task is one encoding better than all others.")
     elif found:
         parts.append(f"By test accuracy: {'; '.join(_winner(task, each) for task, each in found.items())}.")
-    if unlearned := [task for task in every if task not in learned]:
-        parts.append(f"No encoding learns {listed(unlearned)}.")
     if state.spec.seeds > 1:
         parts.append(f"Brackets and ties: 95% intervals over {state.spec.seeds} seeds.")
     if state.spec.seeds < ENOUGH:
