@@ -81,10 +81,10 @@ def curves(
     y: Mapping[str, Any],
     styles: Iterable[Style],
     *,
-    series: str = "series",
+    points: bool = True,
     low: str = "",
     high: str = "",
-    points: bool = True,
+    series: str = "series",
     tips: Sequence[Any] = (),
     levels: Mapping[str, float] | None = None,
 ) -> Chart:
