@@ -7,27 +7,25 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 from tests.report.browsing import ALL_DRAWN, Visit
+from tests.report.pages import KINDS, page_of
 
-from toeplens.cli.studies import page_in
 from toeplens.report.page import drawing_program, pack, program, write_report
 
 pytestmark = pytest.mark.heavy
-RESULTS = Path(__file__).parents[2] / "results"
-RECORDS = ("laptop", "canonical", "language", "smollm2", "theory", "audit-smollm2")
 MOST_BYTES, TALLEST = 1_500_000, 8_000
 _INK = """() => [...document.querySelectorAll(".chart svg text")].filter((text) => text.getClientRects().length)
     .flatMap((text) => getComputedStyle(text).fill.match(/[0-9]+/g).slice(0, 3).map(Number))"""
 
 
 class Pages(dict[str, Path]):
-    """The pages of published records, made when they are asked for."""
+    """The pages by kind, made when they are asked for."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def __missing__(self, name: str) -> Path:
         (self.root / name).mkdir()
-        self[name] = write_report(self.root / name, page_in(RESULTS / name))
+        self[name] = write_report(self.root / name, page_of(name))
         return self[name]
 
 
@@ -36,7 +34,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
     return Pages(tmp_path_factory.mktemp("pages"))
 
 
-@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_page_is_small_draws_every_chart_in_any_window_and_is_accessible(
     browser: Browser, pages: Pages, name: str
 ) -> None:
@@ -140,7 +138,7 @@ def test_a_program_that_is_not_the_pages_own_is_not_run_and_charts_are_words(
 def test_pages_may_share_the_program(browser: Browser, pages: Pages, tmp_path: Path) -> None:
     (tmp_path / "vega.js").write_text(drawing_program(), "utf-8")
     shared = tmp_path / "page.html"
-    shared.write_text(page_in(RESULTS / "theory").html(script="vega.js"), "utf-8")
+    shared.write_text(page_of("theory").html(script="vega.js"), "utf-8")
     assert shared.stat().st_size < pages["theory"].stat().st_size - 300_000
     visit = Visit(browser, shared)
     visit.read_to_the_end()

@@ -290,7 +290,7 @@ def _settings_section(pair: Pair, titles: Titles, *, same: bool) -> Section:
     ]
     rows = [*settings_rows(pair), *(_layer_rows(pair) if same else [])]
     differ = make_table("Settings that differ", ["Setting", *titles], rows, css="small")
-    details = [Section("Both audits", [make_table("The two audits", ["", *titles], facts, css="small")])]
+    details = [Section("Both audits", [make_table("The two audits", ["Setting", *titles], facts, css="small")])]
     return Section("Which settings differ?", [differ if rows else "All settings are the same."], details, "settings")
 
 
