@@ -23,10 +23,10 @@ _LABELLED = 16  # rows and columns up to which cells show their numbers
 
 def data(rows: Rows) -> Any:
     """The rows of a chart; values that are not finite are left out (drawn as gaps)."""
-    return alt.Data(values=[{key: _plain(value) for key, value in row.items()} for row in listed(rows)])
+    return alt.Data(values=[{key: _plain(value) for key, value in row.items()} for row in dictionaries(rows)])
 
 
-def listed(rows: Rows) -> list[Mapping[str, Any]]:
+def dictionaries(rows: Rows) -> list[Mapping[str, Any]]:
     """The rows as dictionaries."""
     return cast("pa.Table", rows).to_pylist() if hasattr(rows, "to_pylist") else list(rows)
 
@@ -125,7 +125,7 @@ def intervals(
         levels  vertical reference lines: value by label
         pitch   pixels per series
     """
-    found, values = list({style.title: style for style in styles}.values()), listed(rows)
+    found, values = list({style.title: style for style in styles}.values()), dictionaries(rows)
     offset = {"yOffset": alt.YOffset(**names(series, [each.title for each in found]))} if len(found) > 1 else {}
     base = alt.Chart().encode(y=alt.Y(**row), **looks(series, found, shape=False), **offset)
     told = list(tips) or [alt.Tooltip(**_tip(each)) for each in (row, value)]
@@ -167,7 +167,7 @@ def heat(
         size    pixels per row (default: 22, less for many rows)
         marks   column of short texts in the cells (default: the values, if there are at most 16 rows and columns)
     """
-    values = listed(rows)
+    values = dictionaries(rows)
     count = len({row[y["field"]] for row in values})
     few = max(count, len({row[x["field"]] for row in values})) <= _LABELLED
     both = domain[0] < 0

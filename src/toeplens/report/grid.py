@@ -38,7 +38,7 @@ from toeplens.report.models import (
     tally,
     task_styles,
 )
-from toeplens.report.page import Ledger, Page, ledger, run_table
+from toeplens.report.page import Ledger, Page, ledger, progress_rows, run_table
 from toeplens.report.tables import DASH, Cell, Table, code, make_table
 from toeplens.report.theme import style
 from toeplens.studies import ENOUGH, RULE, CellResult
@@ -102,7 +102,10 @@ def grid_page(state: Grid) -> Page:
             {
                 "How verdicts are made": [RULE] if state.entries else [],
                 "Missing measures": missing_tables(state),
-                "How it was run": [state.environment.get("setups"), run_table(state, "models")],
+                "How it was run": [
+                    state.environment.get("setups"),
+                    run_table(state.environment, progress_rows(state, "models")),
+                ],
                 "Settings": [
                     Markup('<pre style="white-space:pre-wrap;overflow-wrap:anywhere">{}</pre>').format(
                         state.spec.to_yaml()

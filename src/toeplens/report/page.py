@@ -214,33 +214,32 @@ _MACHINE = {
 }
 
 
-def machine_rows(recorded: Mapping[str, Any], without: Iterable[str] = ()) -> list[list[str | Cell]]:
-    """The machine and software of a study, one row per fact."""
-    return [
+def run_table(recorded: Mapping[str, Any], rows: Iterable[list[str | Cell]] = (), without: Iterable[str] = ()) -> Table:
+    """A study's command, other facts (``rows``), and its machine and software, ``without`` some."""
+    machine: list[list[str | Cell]] = [
         [text, str(recorded.get(key) or ("none" if key == "gpu" else "not recorded"))]
         for key, text in _MACHINE.items()
         if key not in without
     ]
+    command: list[str | Cell] = ["Command", code(recorded.get("command") or "not recorded")]
+    return make_table("How it was run", [], [command, *rows, *machine], css="facts")
 
 
-def run_table(state: Any, what: str, more: Sequence[tuple[str, str]] = ()) -> Table:
-    """A study's command, progress (in units of ``what``), machine and software."""
-    command, seconds = (state.environment.get(key) for key in ("command", "seconds"))
+def progress_rows(state: Any, what: str, more: Sequence[tuple[str, str]] = ()) -> list[list[str | Cell]]:
+    """A study's directory, ``more``, its progress in units of ``what``, and its time, for `run_table`."""
+    seconds = state.environment.get("seconds")
     place = Markup("<code>{}</code> (the same numbers as JSON: <code>results.json</code>, <code>claims.json</code>)")
     there = f"{state.directory} (the same numbers as JSON: results.json, claims.json)"
     took = f"{duration(seconds)} in total" if seconds else "not recorded"
     if state.trained_seconds:
         took += f"; sum of the models' training times: {duration(state.trained_seconds)}"
     share = f"{floor(1000 * state.share) / 10}% of the training steps"
-    rows: list[list[str | Cell]] = [
-        ["Command", code(command or "not recorded")],
+    return [
         ["Directory", Cell(there, html=place.format(state.directory))],
         *([name, text] for name, text in more),
         ["Finished", f"{state.finished} of {state.total} {what}, {share}"],
         ["Time", took],
-        *machine_rows(state.environment),
     ]
-    return make_table("How it was run", [], rows, css="facts")
 
 
 @cache

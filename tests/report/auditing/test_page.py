@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import vl_convert
+from tests.report import charts
 from tests.sources.huggingface.models import GROUPED, tiny
 
 from toeplens.ground import InputError
@@ -119,9 +120,7 @@ UNIFORM = {"entropy": 0.97, "effect": 0.0, "effect_low": -0.01, "effect_high": 0
 
 def rows_of(page: Page, figure: str) -> list[dict[str, Any]]:
     """The rows of a chart."""
-    spec = next(each.spec for each in page.figures if each.id == figure)
-    data = spec.get("data") or spec["layer"][-1]["data"]
-    return data["values"]
+    return charts.rows_of(page.charts()[figure])
 
 
 def table_of(page: Page, name: str) -> dict[str, dict[str, str]]:

@@ -20,7 +20,7 @@ from toeplens.papers.deposit import charts, measured
 from toeplens.papers.deposit.charts import PROTOCOLS, TASKS, TEXTS, family, look, mla_models, models, name, ordered
 from toeplens.papers.deposit.spec import PARTIAL, SCALES, SWITCH_TITLES, SWITCHES, Label, Scale, title
 from toeplens.papers.deposit.study import Plan, Reproduction
-from toeplens.report.page import Figure, Ledger, Page, Section, ledger, run_table
+from toeplens.report.page import Figure, Ledger, Page, Section, ledger, progress_rows, run_table
 from toeplens.report.tables import DASH, Cell, Table, code, make_table
 from toeplens.studies import ENOUGH, RULE, CellResult, Entry, Verdict
 from toeplens.studies.kit.results import BySeed, estimated
@@ -524,7 +524,9 @@ def _run(state: Reproduction) -> Section:
         Section("Settings, ours and the paper’s", [_SETTINGS, settings_table(state)]),
         Section("Models", [models_table(state)]),
     ]
-    return Section("How was it run?", [run_table(state, "cells", facts)], details, "run")
+    return Section(
+        "How was it run?", [run_table(state.environment, progress_rows(state, "cells", facts))], details, "run"
+    )
 
 
 _SETTINGS = "A claim that fails at this size may hold at the paper’s, and vice versa."

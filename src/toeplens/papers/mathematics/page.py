@@ -14,8 +14,7 @@ from toeplens.papers.mathematics.statements import DATA, UNIVERSAL, Record
 from toeplens.papers.mathematics.study import Theory
 from toeplens.papers.mathematics.trained import LABELS, STATES
 from toeplens.report.charts import alt, curves, data, grid, looks, names, number, reference, tooltip
-from toeplens.report.page import Figure, Ledger, Page, Section, ledger, machine_rows
-from toeplens.report.tables import Table, code, make_table
+from toeplens.report.page import Figure, Ledger, Page, Section, ledger, run_table
 from toeplens.report.theme import Style, style
 from toeplens.studies import RULE, Entry
 from toeplens.studies.kit.verdicts import ENOUGH, OPEN, verdict_text
@@ -55,7 +54,10 @@ def theory_page(theory: Theory) -> Page:
     claims = Section(
         "Which statements hold?",
         [Ledger(ledger(theory.entries), what="Statement")],
-        [Section("How verdicts are made", [UNIVERSAL, RULE]), Section("How it was run", [machine_table(theory)])],
+        [
+            Section("How verdicts are made", [UNIVERSAL, RULE]),
+            Section("How it was run", [run_table(theory.environment)]),
+        ],
         id="claims",
     )
     warnings = [] if theory.complete else [f"{theory.progress}. Missing records leave statements undecided."]
@@ -79,12 +81,6 @@ def theory_page(theory: Theory) -> Page:
         ["Counterexamples come from a seeded search and are saved in results.json."],
         warnings,
     )
-
-
-def machine_table(theory: Theory) -> Table:
-    """The study's command, machine and software."""
-    command = code(theory.environment.get("command") or "not recorded")
-    return make_table("How it was run", [], [["Command", command], *machine_rows(theory.environment)], css="facts")
 
 
 def _form(entry: Entry) -> str:

@@ -17,9 +17,9 @@ from toeplens.lens import Estimate
 from toeplens.papers.positional_symbolic.pretrained.parts import BANDS, DRAWS, Heads, by_speed, effects_of
 from toeplens.papers.positional_symbolic.pretrained.study import Pretrained, by_text
 from toeplens.report.charts import alt, curves, data, grid, heat, intervals, names, number, tooltip
-from toeplens.report.page import Figure, Ledger, Page, Section, ledger, machine_rows
+from toeplens.report.page import Figure, Ledger, Page, Section, ledger, run_table
 from toeplens.report.probe import behaviours_table
-from toeplens.report.tables import Cell, Table, code, make_table
+from toeplens.report.tables import Cell, Table
 from toeplens.report.theme import Style, style
 from toeplens.studies.kit.verdicts import ENOUGH, verdict_text
 from toeplens.studies.probing import Behaviour, ProbeRecord
@@ -127,13 +127,11 @@ def _run_table(study: Pretrained) -> Table:
         f"{plan.probe_tokens} tokens; seed {plan.seed}"
     )
     rows: list[list[str | Cell]] = [
-        ["Command", code(about.get("command") or "not recorded")],
         ["Texts", Cell(", ".join(f"{name} {digest}" for name, digest in texts.items()), html=shown)],
         ["Sizes", sizes],
         ["Time", f"{duration(about['seconds'])} in total" if about.get("seconds") else "not recorded"],
-        *machine_rows(about, without=("execution", "threads", "numpy")),
     ]
-    return make_table("How it was run", [], rows, css="facts")
+    return run_table(about, rows, without=("execution", "threads", "numpy"))
 
 
 def head_rows(study: Pretrained) -> list[dict[str, Any]]:
