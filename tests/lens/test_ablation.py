@@ -613,7 +613,7 @@ def test_every_point_is_the_whole_model_without_these_heads(
 
 @pytest.mark.parametrize("scored", [64, 7])
 def test_the_greedy_order_takes_the_most_harmful_head_each_time(scored: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal accuracies are told apart by the loss; only the scored examples decide."""
+    """Equal accuracies are ordered by the loss; only the scored examples decide."""
     model, batch = standing()
     monkeypatch.setattr(sets, "SCORED", scored)
     found = cumulative_ablation(DecoderSource(model), split(batch, 17))

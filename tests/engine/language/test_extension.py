@@ -130,7 +130,7 @@ def test_longrope_is_no_worse_than_where_its_search_begins(task: LanguageTask, m
         _second_half(task, _other(task, model, "rope-longrope", **ruled, long_factor=each))
         for each in (*starts, factors)
     )
-    assert own <= min(others) + 1e-3  # factors are told rounded
+    assert own <= min(others) + 1e-3  # factors are reported rounded
 
 
 def test_tuning_leaves_the_model_and_the_random_state_alone(task: LanguageTask):

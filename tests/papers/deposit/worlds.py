@@ -369,7 +369,7 @@ def make_study(
     parts: Sequence[str] = ("core",),
     measured: bool = False,
 ) -> Reproduction:
-    """A study's state: the first ``finished`` cells of its grid (all unless given), some of them diverged.
+    """A study's state: the first ``finished`` cells of its grid (default: all), some of them diverged.
 
     ``measured`` adds measures and what was watched to the plain encodings of Task 1.
     """

@@ -55,7 +55,7 @@ class Model:
     bands                 loss without the rotation of the faster and of the slower half
     slowest               the slower one of its two frequencies, radians a token
     settled               whether it has stopped learning
-    sure                  whether what is lost without the first head is told from nothing
+    sure                  whether the first head's ablation effect differs from 0
     """
 
     accuracy: float = 0.9

@@ -18,7 +18,7 @@ def _recorded() -> Grid:
 
 
 def language_grid(directory: Path, finished: int | None = None) -> Grid:
-    """Of its first ``finished`` models by seed, all unless given; as of a study in ``directory``."""
+    """Of its first ``finished`` models by seed (default: all); as of a study in ``directory``."""
     state = _recorded()
     ordered = sorted(state.results.cells, key=lambda cell: cell.key.seed)[:finished]
     share = len(ordered) / state.total

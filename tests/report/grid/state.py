@@ -107,7 +107,7 @@ def _diverged(cell: CellResult) -> CellResult:
 
 
 def made_up_grid(directory: Path, spec: GridSpec | None = None, finished: int | None = None) -> Grid:
-    """Its first ``finished`` models, all unless given; some of them without skill, some diverged."""
+    """Its first ``finished`` models (default: all); some of them without skill, some diverged."""
     spec = spec or made_up_spec()
     places = cells(spec)
     rotating = {column.label for column in spec.columns() if column.encoding.startswith("rope")}
