@@ -40,7 +40,7 @@ bench: .venv/.test
 	.venv/bin/python benchmarks/run.py --seconds 10
 	.venv/bin/python benchmarks/training.py
 	.venv/bin/python benchmarks/ablation.py
-	.venv/bin/python benchmarks/watch.py
+	.venv/bin/python benchmarks/head_probe.py
 	.venv/bin/python benchmarks/encodings.py
 	.venv/bin/python benchmarks/toeplitz.py
 	.venv/bin/python benchmarks/behaviour.py

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 from transformers import GPTNeoXConfig, GPTNeoXModel
 
+from toeplens.backends import DecoderSource
 from toeplens.lens import ablate_heads
 from toeplens.model import Decoder, DecoderConfig, decoder_config
-from toeplens.sources import DecoderSource
 
 Run = Callable[[Tensor], Tensor]
 
@@ -37,7 +37,7 @@ def with_hooks(run: Run, projection: nn.Module, heads: int, tokens: Tensor) -> T
 
     A hook zeroes the head's slice of the INPUT of the layer's output projection.
     """
-    found = []
+    result = []
     for head in range(heads):
 
         def silence(_: object, args: tuple[Tensor], head: int = head) -> tuple[Tensor]:
@@ -46,9 +46,9 @@ def with_hooks(run: Run, projection: nn.Module, heads: int, tokens: Tensor) -> T
             return (z,)
 
         hook = projection.register_forward_pre_hook(silence)
-        found.append(run(tokens))
+        result.append(run(tokens))
         hook.remove()
-    return torch.stack(found)
+    return torch.stack(result)
 
 
 @torch.no_grad()
@@ -70,21 +70,21 @@ def transformers_twin(model: Decoder) -> tuple[Run, list[nn.Module]]:
         )
     ).eval()
 
-    def fill(own: Any, ours: nn.Module) -> None:
-        own.load_state_dict(ours.state_dict())
+    def fill(layer_module: Any, ours: nn.Module) -> None:
+        layer_module.load_state_dict(ours.state_dict())
 
     fill(twin.embed_in, model.embedding)
     fill(twin.final_layer_norm, model.final_norm)
-    for layer, own in enumerate(twin.layers):
+    for layer, layer_module in enumerate(twin.layers):
         block: Any = model.block(layer)
-        fill(own.input_layernorm, block.norm_attention)
-        fill(own.post_attention_layernorm, block.norm_ffn)
-        fill(own.attention.dense, block.attention.out)
-        fill(own.mlp.dense_h_to_4h, block.ffn[0])
-        fill(own.mlp.dense_4h_to_h, block.ffn[3])
+        fill(layer_module.input_layernorm, block.norm_attention)
+        fill(layer_module.post_attention_layernorm, block.norm_ffn)
+        fill(layer_module.attention.dense, block.attention.out)
+        fill(layer_module.mlp.dense_h_to_4h, block.ffn[0])
+        fill(layer_module.mlp.dense_4h_to_h, block.ffn[3])
         for name, ours in block.attention.qkv.named_parameters():  # by kind, then head; theirs by head, then kind
             parts = ours.unflatten(0, (3, config.num_heads, -1)).transpose(0, 1).flatten(0, 2)
-            getattr(own.attention.query_key_value, name).copy_(parts)
+            getattr(layer_module.attention.query_key_value, name).copy_(parts)
 
     def run(tokens: Tensor) -> Tensor:
         return model.readout(twin(tokens).last_hidden_state[:, -1])
@@ -92,16 +92,18 @@ def transformers_twin(model: Decoder) -> tuple[Run, list[nn.Module]]:
     return run, [layer.attention.dense for layer in twin.layers]
 
 
-def replayed(source: DecoderSource, tokens: Tensor) -> Tensor:
+def logits_by_replay(source: DecoderSource, tokens: Tensor) -> Tensor:
     """The class logits behind our drops, [layers * heads, b, C]."""
     gains = 1 - torch.eye(source.num_heads)
     return torch.cat([source.replay(state, gains) for state in source.states(tokens, None)])
 
 
-def timed(pieces: dict[str, list[Callable[[], Any]]], rounds: int, seconds: float) -> dict[str, list[list[float]]]:
+def time_interleaved(
+    pieces: dict[str, list[Callable[[], Any]]], rounds: int, seconds: float
+) -> dict[str, list[list[float]]]:
     """Seconds of each piece of each program in each round, the programs' pieces taken in turn."""
     began = time.perf_counter()
-    found: dict[str, list[list[float]]] = {name: [] for name in pieces}
+    result: dict[str, list[list[float]]] = {name: [] for name in pieces}
     for number in range(rounds):
         round_began = time.perf_counter()
         row: dict[str, list[float]] = {name: [] for name in pieces}
@@ -112,14 +114,14 @@ def timed(pieces: dict[str, list[Callable[[], Any]]], rounds: int, seconds: floa
                     piece()
                     row[name].append(time.perf_counter() - begun)
         for name, took in row.items():
-            found[name].append(took)
+            result[name].append(took)
         print(
             f"round {number + 1}: " + ", ".join(f"{name} {sum(took):.2f} s" for name, took in row.items()), flush=True
         )
         now = time.perf_counter()
         if now - began + (now - round_began) > seconds:
             break
-    return found
+    return result
 
 
 def main() -> None:
@@ -128,27 +130,25 @@ def main() -> None:
     for name, default in (("layers", 6), ("heads", 16), ("examples", 4), ("threads", 2), ("rounds", 8)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--seconds", type=float, default=120, help="time limit: start no round that would end later")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    sizes = {"d_model": 16 * given.heads, "d_ff": 32 * given.heads, "encoding_options": {"pairing": "half"}}
-    model = Decoder(decoder_config(num_layers=given.layers, num_heads=given.heads, **sizes)).eval()
+    sizes = {"d_model": 16 * args.heads, "d_ff": 32 * args.heads, "encoding_options": {"pairing": "half"}}
+    model = Decoder(decoder_config(num_layers=args.layers, num_heads=args.heads, **sizes)).eval()
     source = DecoderSource(model)
-    tokens = torch.randint(1, model.config.vocab_size, (given.examples, model.config.max_len))
+    tokens = torch.randint(1, model.config.vocab_size, (args.examples, model.config.max_len))
     with torch.no_grad():
         labels = model(tokens).argmax(-1)
-    print(
-        f"{given.layers} layers x {given.heads} heads, {given.examples} texts of {tokens.shape[1]} tokens", flush=True
-    )
+    print(f"{args.layers} layers x {args.heads} heads, {args.examples} texts of {tokens.shape[1]} tokens", flush=True)
     loops = {
-        "hook loop": (model, [model.block(layer).attention.out for layer in range(given.layers)]),
+        "hook loop": (model, [model.block(layer).attention.out for layer in range(args.layers)]),
         "transformers": transformers_twin(model),
     }
     logits: dict[str, dict[int, Tensor]] = {name: {} for name in loops}
 
     def one_layer(name: str, layer: int) -> None:
         run, projections = loops[name]
-        logits[name][layer] = with_hooks(run, projections[layer], given.heads, tokens)
+        logits[name][layer] = with_hooks(run, projections[layer], args.heads, tokens)
 
     drops: list[np.ndarray] = []
 
@@ -157,14 +157,14 @@ def main() -> None:
 
     pieces: dict[str, list[Callable[[], Any]]] = {"ours": [ours]}
     for name in loops:
-        pieces[name] = [partial(one_layer, name, layer) for layer in range(given.layers)]
-    times = timed(pieces, given.rounds, given.seconds)
-    own = replayed(source, tokens)
-    for name, found in logits.items():
-        theirs = torch.cat([found[layer] for layer in range(given.layers)])
-        lost = (theirs.argmax(-1) != labels).double().mean(-1).view(given.layers, given.heads).numpy()
-        apart = f"drops {np.abs(drops[-1] - lost).max():.2g}, logits {(own - theirs).abs().max():.2g}"
-        print(f"largest difference from the {name}: {apart} (of logits up to {own.abs().max():.2g})")
+        pieces[name] = [partial(one_layer, name, layer) for layer in range(args.layers)]
+    times = time_interleaved(pieces, args.rounds, args.seconds)
+    replayed_logits = logits_by_replay(source, tokens)
+    for name, result in logits.items():
+        theirs = torch.cat([result[layer] for layer in range(args.layers)])
+        lost = (theirs.argmax(-1) != labels).double().mean(-1).view(args.layers, args.heads).numpy()
+        apart = f"drops {np.abs(drops[-1] - lost).max():.2g}, logits {(replayed_logits - theirs).abs().max():.2g}"
+        print(f"largest difference from the {name}: {apart} (of logits up to {replayed_logits.abs().max():.2g})")
     best = {name: sum(map(min, zip(*rounds, strict=True))) for name, rounds in times.items()}
     print("best of each piece: " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in best.items()))
     over = [f"{best[name] / best['ours']:.2f}" for name in loops]

@@ -26,13 +26,13 @@ from toeplens.lens import behaviour
 Shares = tuple[float, float, float]
 
 
-def closed(q: Tensor, k: Tensor) -> Shares:
+def closed_form_shares(q: Tensor, k: Tensor) -> Shares:
     """The shares in closed form."""
-    found = behaviour(q, k, rotation=rotary_frequencies(q.shape[-1], 10_000.0), pairing="interleaved")
-    return float(found.positional), float(found.symbolic), float(found.interaction)
+    result = behaviour(q, k, rotation=rotary_frequencies(q.shape[-1], 10_000.0), pairing="interleaved")
+    return float(result.positional), float(result.symbolic), float(result.interaction)
 
 
-def written(q: Tensor, k: Tensor) -> Shares:
+def table_shares(q: Tensor, k: Tensor) -> Shares:
     """The same from every query's table."""
     length, frequencies = len(q), rotary_frequencies(q.shape[-1], 10_000.0)
     turns = torch.polar(torch.ones(1, dtype=torch.float64), torch.arange(length).double()[:, None] * frequencies)
@@ -48,7 +48,7 @@ def written(q: Tensor, k: Tensor) -> Shares:
     return positional, symbolic, interaction
 
 
-def measured(
+def measure(
     form: Callable[[Tensor, Tensor], Shares], length: int, given: argparse.Namespace
 ) -> tuple[float, float, Shares]:
     """Least seconds by the clock and of the processor, and the shares."""
@@ -77,19 +77,22 @@ def main() -> None:
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=2)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    closed(torch.randn(256, given.head_dim), torch.randn(256, given.head_dim))  # what the first call alone pays
-    table = Table(title=f"Scores of one head, {given.head_dim} dimensions, {given.threads} threads")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    closed_form_shares(*torch.randn(2, 256, args.head_dim))  # what the first call alone pays
+    table = Table(title=f"Scores of one head, {args.head_dim} dimensions, {args.threads} threads")
     for column in ("form", "tokens", "seconds", "of the processor", "positional, symbolic, interaction"):
         table.add_column(column)
-    for name, form, sizes in (("closed", closed, given.lengths), ("written out", written, given.written)):
+    for name, form, sizes in (
+        ("closed", closed_form_shares, args.lengths),
+        ("written out", table_shares, args.written),
+    ):
         for length in sizes:
-            wall, cpu, shares = measured(form, length, given)
+            wall, cpu, shares = measure(form, length, args)
             table.add_row(name, f"{length:,}", f"{wall:.2f}", f"{cpu:.2f}", ", ".join(f"{x:.6f}" for x in shares))
     worst = 0.0
-    for length in given.written:
-        pairs = zip(measured(closed, length, given)[2], measured(written, length, given)[2], strict=True)
+    for length in args.written:
+        pairs = zip(measure(closed_form_shares, length, args)[2], measure(table_shares, length, args)[2], strict=True)
         worst = max(worst, *(abs(a - b) for a, b in pairs))
     console = Console()
     console.print(table)

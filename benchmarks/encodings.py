@@ -30,7 +30,7 @@ def layer(encoding: PositionalEncoding, length: int) -> Callable[[bool], None]:
     width, heads = encoding.head_dim, encoding.num_heads
     q, k = (torch.randn(1, heads, length, encoding.query_dim, requires_grad=True) for _ in range(2))
     v = torch.randn(1, heads, length, width, requires_grad=True)
-    x, positions = torch.randn(1, length, encoding.d_model), encoding.place(torch.arange(length))
+    x, positions = torch.randn(1, length, encoding.d_model), encoding.to_positions(torch.arange(length))
 
     def run(gradients: bool) -> None:
         with torch.set_grad_enabled(gradients):
@@ -42,7 +42,7 @@ def layer(encoding: PositionalEncoding, length: int) -> Callable[[bool], None]:
                 q_positions=positions,
                 k_positions=positions,
                 scale=width**-0.5,
-                notes=encoding.note(x),
+                key_features=encoding.key_features(x),
             )
         if gradients:
             out.sum().backward()
@@ -56,7 +56,7 @@ def seconds(run: Callable[[bool], None], gradients: bool) -> float:
     return time.perf_counter() - start
 
 
-def peak(run: Callable[[bool], None], gradients: bool) -> int:
+def peak_memory(run: Callable[[bool], None], gradients: bool) -> int:
     """Bytes that live at once, at most, on top of what lived before."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         run(gradients)
@@ -84,18 +84,18 @@ def main() -> None:
     parser.add_argument("--head-dim", type=int, default=32)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    lengths = [int(length) for length in given.lengths.split(",")]
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    lengths = [int(length) for length in args.lengths.split(",")]
     sizes = {
-        "d_model": given.heads * given.head_dim,
-        "num_heads": given.heads,
-        "head_dim": given.head_dim,
+        "d_model": args.heads * args.head_dim,
+        "num_heads": args.heads,
+        "head_dim": args.head_dim,
         "max_len": max(lengths),
     }
     plain = encodings.build("nope", **sizes)
     longest = lengths[-1]
-    title = f"{given.heads} heads of {given.head_dim}, float32, {given.threads} thread(s); ratios at {longest} tokens"
+    title = f"{args.heads} heads of {args.head_dim}, float32, {args.threads} thread(s); ratios at {longest} tokens"
     columns = (
         "encoding",
         "forward",
@@ -106,7 +106,7 @@ def main() -> None:
         "grows as N^",
     )
     table = Table(*columns, title=title)
-    for name in given.names.split(",") if given.names else encodings.names():
+    for name in args.names.split(",") if args.names else encodings.names():
         encoding = encodings.build(name, **sizes)
         times: dict[bool, list[float]] = {False: [], True: []}
         ratios: dict[bool, float] = {}
@@ -114,8 +114,8 @@ def main() -> None:
         for length in lengths:
             run, nothing = layer(encoding, length), layer(plain, length)
             for gradients in (False, True):
-                memory[gradients].append(peak(run, gradients))
-                pairs = [(seconds(run, gradients), seconds(nothing, gradients)) for _ in range(given.rounds)]
+                memory[gradients].append(peak_memory(run, gradients))
+                pairs = [(seconds(run, gradients), seconds(nothing, gradients)) for _ in range(args.rounds)]
                 ours, theirs = (statistics.median(side) for side in zip(*pairs, strict=True))
                 times[gradients].append(ours)
                 ratios[gradients] = ours / theirs

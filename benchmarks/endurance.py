@@ -27,9 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 from toeplens.engine import ExecutionOptions
-from toeplens.ground import write_json
 from toeplens.studies import grid
 from toeplens.training import environment
+from toeplens.utils import write_json
 
 MEASURES = ("behaviour", "extrapolation")
 RECORDS = ("model.safetensors", "result.json", "ablation.json", *(f"{name}.json" for name in MEASURES))
@@ -62,8 +62,8 @@ def spec(seeds: int) -> grid.GridSpec:
 
 def session(out: str, seeds: int) -> None:
     """Carry the study out, or go on with it; checkpoints are written often, so that most kills find one under way."""
-    grid.study(
-        spec(seeds), out, limits=ExecutionOptions(device="cpu", compile="off", checkpoint_seconds=0.05), workers=2
+    grid.run_study(
+        spec(seeds), out, execution=ExecutionOptions(device="cpu", compile="off", checkpoint_seconds=0.05), workers=2
     )
 
 
@@ -92,7 +92,7 @@ class Endurance:
 Stamp = tuple[int, int]
 
 
-class Book:
+class FileTracker:
     """What of a study was seen finished, and each file's identity then: a file that is written again has another."""
 
     def __init__(self, runs: Path) -> None:
@@ -100,7 +100,7 @@ class Book:
         self.seen: dict[str, dict[str, Stamp]] = {}
         self.cut: set[str] = set()
 
-    def look(self) -> None:
+    def scan(self) -> None:
         for run in self.runs.iterdir() if self.runs.exists() else ():
             stamps = {name: _stamp(run / name) for name in RECORDS if (run / name).exists()}
             if "result.json" not in stamps:
@@ -110,10 +110,10 @@ class Book:
                 self.cut.add(run.name)
             self.seen[run.name] = stamps | self.seen.get(run.name, {})
 
-    def lost(self) -> list[str]:
+    def lost_cells(self) -> list[str]:
         return [name for name, had in self.seen.items() if any(not (self.runs / name / each).exists() for each in had)]
 
-    def twice(self) -> list[str]:
+    def repeated_cells(self) -> list[str]:
         return [
             name
             for name, had in self.seen.items()
@@ -123,31 +123,31 @@ class Book:
 
 def _stamp(path: Path) -> Stamp:
     try:
-        found = path.stat()
+        result = path.stat()
     except FileNotFoundError:
         return (0, 0)
-    return found.st_ino, found.st_mtime_ns
+    return result.st_ino, result.st_mtime_ns
 
 
-def endure(out: Path, kills: int, seed: int, reach: float, say: Any) -> Endurance:
+def run_endurance(out: Path, kills: int, seed: int, reach: float, say: Any) -> Endurance:
     """Kill, go on, complete, compare."""
     rng, began = random.Random(seed), time.monotonic()
     by = dict.fromkeys(("group", "parent", "worker"), 0)
     killed, alone = out / "killed", out / "alone"
-    book = Book(killed / "runs")
+    tracker = FileTracker(killed / "runs")
     seeds = sessions = 0
     finished = True
     while sum(by.values()) < kills:
         seeds += finished
         sessions += 1
-        what, moment = rng.choice(list(by)), rng.uniform(0, reach)
-        finished, hit = _killed_session(killed, seeds, what, moment)
-        by[what] += hit
-        book.look()
-        say(f"{sum(by.values())} of {kills} kills, {len(book.seen)} cells trained, {seeds} seeds")
+        kind, moment = rng.choice(list(by)), rng.uniform(0, reach)
+        finished, hit = _killed_session(killed, seeds, kind, moment)
+        by[kind] += hit
+        tracker.scan()
+        say(f"{sum(by.values())} of {kills} kills, {len(tracker.seen)} cells trained, {seeds} seeds")
     for directory in (killed, alone):
         subprocess.run(_command(directory, seeds), check=True, env=_environment())
-    book.look()
+    tracker.scan()
     different = [
         run.name for run in (alone / "runs").iterdir() if _content(run) != _content(killed / "runs" / run.name)
     ]
@@ -156,9 +156,9 @@ def endure(out: Path, kills: int, seed: int, reach: float, say: Any) -> Enduranc
         sessions,
         by,
         len(list((alone / "runs").iterdir())),
-        len(book.cut),
-        len(book.lost()),
-        len(book.twice()),
+        len(tracker.cut),
+        len(tracker.lost_cells()),
+        len(tracker.repeated_cells()),
         len(different),
         round(time.monotonic() - began, 1),
     )
@@ -193,29 +193,29 @@ def _killed_session(directory: Path, seeds: int, what: str, moment: float) -> tu
 
 def _workers(parent: int) -> list[int]:
     """The study's worker processes."""
-    found = []
+    result = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             of = int(stat.read_text().rpartition(")")[2].split()[1])
             if of == parent and b"spawn_main" in (stat.parent / "cmdline").read_bytes():
-                found.append(int(stat.parent.name))
+                result.append(int(stat.parent.name))
         except (FileNotFoundError, ProcessLookupError):
             continue
-    return found
+    return result
 
 
 def _content(run: Path) -> dict[str, Any]:
     """A run's files as far as they do not tell the time."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name in RECORDS:
         content = (run / name).read_bytes() if (run / name).exists() else b""
-        found[name] = content
+        result[name] = content
         if name == "result.json":
-            found[name] = {key: value for key, value in json.loads(content or b"{}").items() if key not in TIMES}
+            result[name] = {key: value for key, value in json.loads(content or b"{}").items() if key not in TIMES}
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines() if (run / "metrics.jsonl").exists() else []
     rows = [json.loads(line) for line in lines]
-    found["metrics"] = [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
-    return found
+    result["metrics"] = [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
+    return result
 
 
 def main() -> None:
@@ -226,18 +226,18 @@ def main() -> None:
     parser.add_argument("--reach", type=float, default=12.0)
     parser.add_argument("--out", type=Path, help="output directory, kept (default: a temporary directory)")
     parser.add_argument("--record", type=Path, help="directory for endurance.json")
-    given = parser.parse_args()
+    args = parser.parse_args()
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory() as temporary, console.status("killing") as status:
-        found = endure(given.out or Path(temporary), given.kills, given.seed, given.reach, status.update)
+        result = run_endurance(args.out or Path(temporary), args.kills, args.seed, args.reach, status.update)
     table = Table(title="A study killed at random moments and gone on with")
-    for name, value in asdict(found).items():
+    for name, value in asdict(result).items():
         table.add_row(name, str(value))
     Console().print(table)
-    if given.record is not None:
-        given.record.mkdir(parents=True, exist_ok=True)
-        write_json(given.record / "endurance.json", {**asdict(found), "environment": environment()})
-    sys.exit(1 if found.lost or found.twice or found.different else 0)
+    if args.record is not None:
+        args.record.mkdir(parents=True, exist_ok=True)
+        write_json(args.record / "endurance.json", {**asdict(result), "environment": environment()})
+    sys.exit(1 if result.lost or result.twice or result.different else 0)
 
 
 if __name__ == "__main__":

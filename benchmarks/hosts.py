@@ -41,7 +41,7 @@ def llama(args: argparse.Namespace) -> Any:
     return transformers.LlamaForCausalLM(config)
 
 
-def training(model: Any, args: argparse.Namespace) -> Callable[[], None]:
+def training_step(model: Any, args: argparse.Namespace) -> Callable[[], None]:
     """One step of training, as a call."""
     model = copy.deepcopy(model).train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -55,7 +55,7 @@ def training(model: Any, args: argparse.Namespace) -> Callable[[], None]:
     return step
 
 
-def decoding(model: Any, args: argparse.Namespace) -> Callable[[], None]:
+def decoding_step(model: Any, args: argparse.Namespace) -> Callable[[], None]:
     """Sixteen tokens more, as a call; the context is put back afterwards."""
     model = copy.deepcopy(model).eval()
     with torch.no_grad():
@@ -93,12 +93,12 @@ def main() -> None:
         own, host = llama(args), llama(args)
         hosts.install(host, name)
         row: dict[str, Any] = {"encoding": name}
-        for what, make in {"training": training, "decoding": decoding}.items():
+        for step_kind, make in {"training": training_step, "decoding": decoding_step}.items():
             calls = [make(model, args) for model in (own, host)]
             times = [[seconds(call) for call in calls] for _ in range(args.rounds + 2)][2:]
             theirs, ours = (statistics.median(each) for each in zip(*times, strict=True))
             ratio = statistics.median(b / a for a, b in times)
-            row |= {f"{what}_own": theirs, f"{what}_host": ours, f"{what}_ratio": ratio}
+            row |= {f"{step_kind}_own": theirs, f"{step_kind}_host": ours, f"{step_kind}_ratio": ratio}
         rows.append(row)
     table = Table("encoding", "training step", "of the model's own", "16 tokens decoded", "of the model's own")
     for row in rows:

@@ -22,12 +22,12 @@ import torch
 
 from toeplens.training import environment, run_spec, starting_spec, train
 
-EXAMPLES, EVERY, RIGHT, WARMUP_STEPS = 500_000, 5_000, 0.9, 112
+EXAMPLES, EVAL_INTERVAL, TARGET_ACCURACY, WARMUP_STEPS = 500_000, 5_000, 0.9, 112
 ENCODINGS, SEEDS = ("rope", "sinusoidal"), (3, 4)
 
 
 @dataclass(frozen=True)
-class Setting:
+class TaskSetting:
     """Length of the sequences, size of the vocabulary, batch size, learning rate and width of the model."""
 
     length: int = 40
@@ -46,23 +46,23 @@ class Setting:
         return run_spec(
             **fields
             | {"model": fields["model"] | sizes, "task_options": task, "batch_size": self.batch, "lr": self.lr}
-            | {"train_examples": EXAMPLES, "test_examples": 512, "epochs": 1, "evaluations": EXAMPLES // EVERY}
+            | {"train_examples": EXAMPLES, "test_examples": 512, "epochs": 1, "evaluations": EXAMPLES // EVAL_INTERVAL}
             | {"average": None, "plateau": None, "warmup": WARMUP_STEPS * self.batch / EXAMPLES}
         )
 
 
 # one thing at a time from desk; 96 and 120 tokens need more than 64 words, since the labels are words
 SETTINGS = (
-    Setting(),
-    Setting(words=128),
-    Setting(words=574),
-    Setting(length=64),
-    Setting(batch=128),
-    Setting(batch=128, lr=3e-3),
-    Setting(batch=512),
-    Setting(batch=512, lr=3e-3),
-    Setting(length=96, words=128),
-    Setting(length=120, words=128),
+    TaskSetting(),
+    TaskSetting(words=128),
+    TaskSetting(words=574),
+    TaskSetting(length=64),
+    TaskSetting(batch=128),
+    TaskSetting(batch=128, lr=3e-3),
+    TaskSetting(batch=512),
+    TaskSetting(batch=512, lr=3e-3),
+    TaskSetting(length=96, words=128),
+    TaskSetting(length=120, words=128),
 )
 
 
@@ -92,10 +92,10 @@ def main() -> None:
                 latest[:] = [row]
 
         def over(latest: Any = latest) -> bool:
-            return bool(stopped) or (bool(latest) and latest[0]["test_accuracy"] >= RIGHT)
+            return bool(stopped) or (bool(latest) and latest[0]["test_accuracy"] >= TARGET_ACCURACY)
 
         run = train(spec, options.runs, device="cpu", deadline=ends, should_stop=over, on_progress=progress)
-        reached = next((row for row in run.metrics if (row["test_accuracy"] or 0) >= RIGHT), None)
+        reached = next((row for row in run.metrics if (row["test_accuracy"] or 0) >= TARGET_ACCURACY), None)
         if run.status == "stopped" and reached is None:
             print("stopped", flush=True)
             return

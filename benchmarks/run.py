@@ -30,24 +30,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from toeplens.ground import write_json
+from toeplens.backends.hf import capture_and_compare
 from toeplens.lens import PatternSums
 from toeplens.model import Decoder, DecoderConfig
-from toeplens.sources.huggingface import compared
 from toeplens.studies import audit
 from toeplens.training import RunSpec, environment, plan_execution, run_spec
 from toeplens.training.environment import Execution
 from toeplens.training.presets import DISTANCE, starting_spec
+from toeplens.utils import write_json
 
 SCALES = ("laptop", "desk", "paper", "language")
 BATCH = {
     "cpu": {"laptop": 128, "desk": 128, "paper": 32, "language": 8},
     "cuda": {"laptop": 4096, "desk": 2048, "paper": 512, "language": 512},
 }
-WARM = 2  # rounds that are not counted
-AGAIN = 3  # steps of a turn that are counted, after one that finds another program's data in the caches
+WARMUP_ROUNDS = 2  # rounds that are not counted
+STEPS_PER_TURN = 3  # steps of a turn that are counted, after one that finds another program's data in the caches
 TABLE_1 = 80 * 100 * 70_000 * 120  # tokens that 80 models, as many as arXiv 2505.13027's Table 1 has, see on Task 1
-READ = ("previous", "current", "first", "induction", "entropy", "distance")
+PATTERN_COLUMNS = ("previous", "current", "first", "induction", "entropy", "distance")
 THETA = 10_000.0
 Json = dict[str, Any]
 
@@ -55,7 +55,7 @@ Json = dict[str, Any]
 # ---- timing ----------------------------------------------------------------------------------------------------------
 
 
-def timed(program: Callable[[], object], device: torch.device) -> float:
+def time_call(program: Callable[[], object], device: torch.device) -> float:
     """Seconds of one call, with all that it left to do on the device."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda device: None
     wait(device)
@@ -65,32 +65,32 @@ def timed(program: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - begun
 
 
-def race(
+def time_rounds(
     programs: Mapping[str, Callable[[], object]], device: torch.device, rounds: int, seconds: float, again: int = 0
 ) -> dict[str, list[float]]:
     """Seconds of each program in each round: so many rounds, or as many as fit in the time, three at least.
 
     With ``again`` a turn is one call that is not counted and so many that are, of which the mean is taken.
     """
-    found: dict[str, list[float]] = {name: [] for name in programs}
+    result: dict[str, list[float]] = {name: [] for name in programs}
     begun = time.perf_counter()
-    for number in range(-WARM, rounds):
+    for number in range(-WARMUP_ROUNDS, rounds):
         if number >= 3 and time.perf_counter() - begun > seconds:
             break
         for name, program in programs.items():
-            took = timed(program, device)
+            took = time_call(program, device)
             if again:
-                took = sum(timed(program, device) for _ in range(again)) / again
+                took = sum(time_call(program, device) for _ in range(again)) / again
             if number >= 0:
-                found[name].append(took)
-    return found
+                result[name].append(took)
+    return result
 
 
 def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
     """Operations per second of a large square product, the best of ten."""
     size = {"cpu": 2048, "cuda": 8192}[device.type]
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    return 2 * size**3 / min(timed(lambda: a @ b, device) for _ in range(10))
+    return 2 * size**3 / min(time_call(lambda: a @ b, device) for _ in range(10))
 
 
 # ---- a training step -------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ class EveryPosition(Decoder):
     def read_position(self, layer: int, tokens_shape: torch.Size, context: Any) -> None:
         """No layer computes one position alone."""
 
-    def end(self, x: Tensor, context: Any) -> Tensor:
+    def compute_logits(self, x: Tensor, context: Any) -> Tensor:
         """Class logits from the last position."""
         return self.readout(self.final_norm(x)[:, -1])
 
@@ -184,18 +184,18 @@ def programs_of(spec: RunSpec, execution: Execution) -> dict[str, tuple[nn.Modul
     """
     torch.manual_seed(0)
     shape, compiled = spec.model.model_copy(update={"dropout": 0.0}), execution.compiled
-    found: dict[str, tuple[nn.Module, bool, str]] = {"toeplens": (Decoder(shape), False, "asked")}
+    result: dict[str, tuple[nn.Module, bool, str]] = {"toeplens": (Decoder(shape), False, "asked")}
     if compiled:
-        found["toeplens, compiled"] = (found["toeplens"][0], True, "asked")
+        result["toeplens, compiled"] = (result["toeplens"][0], True, "asked")
     if shape.readout != "each":
-        found["toeplens, every position"] = (EveryPosition(shape), False, "equal")
+        result["toeplens, every position"] = (EveryPosition(shape), False, "equal")
     if spec.model.dropout:
         name = f"toeplens, dropout {spec.model.dropout:g}{', compiled' if compiled else ''}"
-        found[name] = (Decoder(spec.model), compiled, "trained")
+        result[name] = (Decoder(spec.model), compiled, "trained")
     for name, package, layers, states in PEERS:
         if importlib.util.find_spec(package) is not None:
-            found[name] = (Peer(layers(shape), states, shape), False, "asked")
-    return {name: (model.to(execution.device), *rest) for name, (model, *rest) in found.items()}  # type: ignore[misc]
+            result[name] = (Peer(layers(shape), states, shape), False, "asked")
+    return {name: (model.to(execution.device), *rest) for name, (model, *rest) in result.items()}  # type: ignore[misc]
 
 
 def step_of(spec: RunSpec, model: nn.Module, compiled: bool, batch: int, execution: Execution) -> Callable[[], None]:
@@ -217,7 +217,7 @@ def step_of(spec: RunSpec, model: nn.Module, compiled: bool, batch: int, executi
     return step
 
 
-def products(spec: RunSpec, model: nn.Module, execution: Execution, texts: int = 2) -> float:
+def count_flops(spec: RunSpec, model: nn.Module, execution: Execution, texts: int = 2) -> float:
     """Operations per sequence of a step's products with weights, forward and backward, as torch counts them.
 
     Those between queries, keys and values are left out: programs form different parts of these tables.
@@ -235,7 +235,7 @@ def training_contest(scale: str, execution: Execution, rounds: int, seconds: flo
     batch, length, shape = BATCH[execution.device.type][scale], spec.task_options["length"], spec.model
     programs = programs_of(spec, execution)
     steps = {name: step_of(spec, model, comp, batch, execution) for name, (model, comp, _) in programs.items()}
-    times = race(steps, execution.device, rounds, seconds, AGAIN)
+    times = time_rounds(steps, execution.device, rounds, seconds, STEPS_PER_TURN)
     last = "toeplens computes one position in its last layer, all others every one"
     sizes = f"{shape.num_layers} layers of {shape.num_heads} heads, width {shape.d_model}"
     read = "each is read" if shape.readout == "each" else last
@@ -244,7 +244,7 @@ def training_contest(scale: str, execution: Execution, rounds: int, seconds: flo
             "name": name,
             "ours": isinstance(model, Decoder),
             "work": work,
-            "flops": products(spec, model, execution) * batch,
+            "flops": count_flops(spec, model, execution) * batch,
             "seconds": times[name],
         }
         for name, (model, _, work) in programs.items()
@@ -267,11 +267,11 @@ def audit_contest(device: torch.device, rounds: int, seconds: float, sequences: 
     model = llama(**sizes, initializer_range=0.1).eval().to(device)
     half = torch.randint(1, 512, (sequences, tokens // 2), generator=torch.Generator().manual_seed(0))
     ids = torch.cat((half, half), 1).to(device)
-    found: dict[str, dict[str, np.ndarray]] = {}  # [layers, heads] by measure, of each program
+    result: dict[str, dict[str, np.ndarray]] = {}  # [layers, heads] by measure, of each program
 
     def whole() -> None:
         heads = audit(model, ids, effects="none").heads
-        found["audit"] = {name: np.array([getattr(head, name) for head in heads], float) for name in READ}
+        result["audit"] = {name: np.array([getattr(head, name) for head in heads], float) for name in PATTERN_COLUMNS}
 
     def patterns() -> None:
         rows: list[Any] = []
@@ -282,15 +282,15 @@ def audit_contest(device: torch.device, rounds: int, seconds: float, sequences: 
                 sums.add(some, logits, weights, start=first)
             rows.append(sums.result())
 
-        compared(model, {"input_ids": ids}, look)
-        found["patterns"] = {name: np.stack([getattr(row, name) for row in rows]) for name in READ}
+        capture_and_compare(model, {"input_ids": ids}, look)
+        result["patterns"] = {name: np.stack([getattr(row, name) for row in rows]) for name in PATTERN_COLUMNS}
 
     def hooks() -> None:
-        found["hooks"] = read_by_hooks(model, ids)
+        result["hooks"] = read_by_hooks(model, ids)
 
     programs = {"toeplens": whole, "toeplens, proof and patterns alone": patterns, "hooks written by hand": hooks}
-    times = race(programs, device, rounds, seconds)
-    read = {each: np.stack([numbers[name].ravel() for name in READ]) for each, numbers in found.items()}
+    times = time_rounds(programs, device, rounds, seconds)
+    read = {each: np.stack([numbers[name].ravel() for name in PATTERN_COLUMNS]) for each, numbers in result.items()}
     apart = max(float(np.abs(read[each] - read["hooks"]).max()) for each in ("audit", "patterns"))
     if not apart <= 1e-4:
         raise SystemExit(f"The numbers of the audit and of the hooks differ by {apart:.1g}, more than 0.0001.")
@@ -300,7 +300,7 @@ def audit_contest(device: torch.device, rounds: int, seconds: float, sequences: 
         for name, work in programs.items()
     ]
     work = f"audit: a random Llama of 4 layers of 8 heads, {sequences} texts of {tokens} tokens; all give "
-    work += f"{', '.join(READ)}; hooks prove nothing"
+    work += f"{', '.join(PATTERN_COLUMNS)}; hooks prove nothing"
     return {"kind": "audit", "work": work, "unit": "heads", "count": 32, "apart": apart, "timed": rows}
 
 
@@ -322,15 +322,15 @@ def read_by_hooks(model: Any, ids: Tensor) -> dict[str, np.ndarray]:
             hook.remove()
     rows, dim = [], model.config.hidden_size // model.config.num_attention_heads
     for number in range(len(model.layers)):
-        q, k = (rotated(caught[number, part].unflatten(-1, (-1, dim)).transpose(1, 2)) for part in ("q_proj", "k_proj"))
+        q, k = (rotate(caught[number, part].unflatten(-1, (-1, dim)).transpose(1, 2)) for part in ("q_proj", "k_proj"))
         k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)  # heads of keys serve neighbouring heads of queries
         logits = q @ k.transpose(-1, -2) / math.sqrt(dim)
         later = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         rows.append(patterns_of(logits.masked_fill(later, -math.inf).softmax(-1), ids))
-    return {name: torch.stack([row[name] for row in rows]).cpu().numpy() for name in READ}
+    return {name: torch.stack([row[name] for row in rows]).cpu().numpy() for name in PATTERN_COLUMNS}
 
 
-def rotated(x: Tensor) -> Tensor:
+def rotate(x: Tensor) -> Tensor:
     """[B, heads, N, dim] with its halves turned by each position's angles."""
     dim = x.shape[-1]
     frequencies = THETA ** (-torch.arange(0, dim, 2, device=x.device) / dim)
@@ -341,18 +341,18 @@ def rotated(x: Tensor) -> Tensor:
 
 def patterns_of(weights: Tensor, ids: Tensor) -> dict[str, Tensor]:
     """Patterns of each head [H] from weights [B, H, N, N]: means over sequences and over the queries that have them."""
-    at = torch.arange(ids.shape[1], device=ids.device)
-    after = torch.zeros(len(ids), len(at), len(at), dtype=torch.bool, device=ids.device)
+    positions = torch.arange(ids.shape[1], device=ids.device)
+    after = torch.zeros(len(ids), len(positions), len(positions), dtype=torch.bool, device=ids.device)
     after[:, :, 1:] = ids.unsqueeze(2) == ids[:, None, :-1]  # the key's token follows a copy of the query's
-    after &= (at <= at.unsqueeze(1)) & (at != at.unsqueeze(1) + 1)
-    entropies = -torch.special.xlogy(weights, weights).sum(-1)[..., 1:] / (at[1:] + 1).log()
+    after &= (positions <= positions.unsqueeze(1)) & (positions != positions.unsqueeze(1) + 1)
+    entropies = -torch.special.xlogy(weights, weights).sum(-1)[..., 1:] / (positions[1:] + 1).log()
     return {
         "previous": weights.diagonal(-1, 2, 3).mean((0, 2)),
         "current": weights.diagonal(0, 2, 3).mean((0, 2)),
         "first": weights[:, :, 1:, 0].mean((0, 2)),
         "induction": (weights * after.unsqueeze(1)).sum((0, 2, 3)) / after.any(-1).sum(),
         "entropy": entropies.mean((0, 2)),
-        "distance": (weights * (at.unsqueeze(1) - at).abs()).sum(-1).mean((0, 2)),
+        "distance": (weights * (positions.unsqueeze(1) - positions).abs()).sum(-1).mean((0, 2)),
     }
 
 
@@ -369,7 +369,7 @@ def ratio(row: Json, own: Json) -> float:
     return statistics.median(b / a for a, b in zip(own["seconds"], row["seconds"], strict=True))
 
 
-def equal(contest: Json) -> Json | None:
+def equal_work_row(contest: Json) -> Json | None:
     """Ours with work that is equal to the others'; None where ours as it is has that."""
     return next((row for row in contest["timed"] if row["work"] == "equal"), None)
 
@@ -390,7 +390,7 @@ def table_1_hours(contests: Sequence[Json]) -> float | None:
 
 def table_of(contest: Json, peak: float) -> Table:
     """Each program's time, speed, time over ours and share of the machine's peak."""
-    unit, own, even = contest["unit"], contest["timed"][0], equal(contest)
+    unit, own, even = contest["unit"], contest["timed"][0], equal_work_row(contest)
     table = Table("program", "ms", f"{unit} / s", "time over ours", "over equal work", "of the peak")
     table.title = contest["work"]
     for row in contest["timed"]:
@@ -423,24 +423,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--precision", choices=("auto", "float32", "bf16"), default="auto")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--record", type=Path, help="JSON file for the results")
-    given = parser.parse_args(arguments)
-    if given.threads is not None:
-        torch.set_num_threads(given.threads)
-    execution = plan_execution(given.device, "auto", given.precision)
+    args = parser.parse_args(arguments)
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    execution = plan_execution(args.device, "auto", args.precision)
     device, console = execution.device, Console(width=120)
     peak = matrix_peak(device, torch.bfloat16 if execution.bf16 else torch.float32)
     contests = []
-    for contest in contests_of(given, execution):
+    for contest in contests_of(args, execution):
         contests.append(contest)
         console.print(table_of(contest, peak))
     if (hours := table_1_hours(contests)) is not None:
-        price = given.price_per_hour
+        price = args.price_per_hour
         cost = "" if price is None else f" (at {price:g} per hour: {hours * price:,.0f})"
         console.print(f"The 80 models of the papers' Table 1, with their dropout, take {hours:,.1f} hours here{cost}.")
-    if given.record is not None:
+    if args.record is not None:
         missing = [name for name, package, *_ in PEERS if importlib.util.find_spec(package) is None]
         about = {"environment": environment(execution), "device": device.type, "peak": peak, "missing": missing}
-        write_json(given.record, {"format": 1, **about, "contests": contests})
+        write_json(args.record, {"format": 1, **about, "contests": contests})
 
 
 if __name__ == "__main__":

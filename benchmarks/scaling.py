@@ -31,19 +31,19 @@ from rich.console import Console
 from rich.table import Table
 from transformers import LlamaConfig, LlamaModel
 
-from toeplens.engine import ClusterOptions, Event, ExecutionOptions, Job, run_jobs, spread
+from toeplens.engine import ClusterOptions, Event, ExecutionOptions, Job, run_jobs, run_parallel
 from toeplens.engine.remote import Remote
-from toeplens.ground import InputError, write_json
-from toeplens.ground.options import within
 from toeplens.model import Decoder
 from toeplens.model.config import decoder_config
 from toeplens.studies import audit
 from toeplens.training import environment, run_spec
 from toeplens.training.presets import DISTANCE, PRESETS, starting_spec
+from toeplens.utils import InputError, write_json
+from toeplens.utils.options import check_range
 
 THROUGH_RAY = "2 through Ray"
 UNKNOWN = 0.05  # seconds of a driver that could not be measured
-SIMULATED = 1000  # cells
+NUM_CELLS = 1000  # cells
 NODES = (4, 8, 16, 32, 64)
 LENGTHS = (32, 64, 128, 256, 512, 1024, 2048)
 PUBLISHED = 30.0  # seconds after which a checkpoint is published
@@ -64,14 +64,14 @@ def simulate(times: Sequence[float], cells: int, places: int, driver: float) -> 
     return max(free) + driver
 
 
-def in_store(seconds: float, requests: dict[str, float]) -> float:
+def store_overhead(seconds: float, requests: dict[str, float]) -> float:
     """What a URL's file system adds to a cell of so many seconds: its checkpoints, and the first read back."""
     writes = 1 + seconds // PUBLISHED
     return writes * requests["write 10 MB"] + requests["read 10 MB"]
 
 
 @contextmanager
-def on_cores(count: int) -> Iterator[None]:
+def limit_cores(count: int) -> Iterator[None]:
     """Processes that are begun meanwhile have so many cores, where this system can say so and has as many."""
     if not hasattr(os, "sched_setaffinity"):
         yield
@@ -102,7 +102,7 @@ def cells_by_workers(
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()
         jobs = [Job(spec, str(seed), examples=128) for seed, spec in enumerate(specs)]
-        with on_cores(workers):
+        with limit_cores(workers):
             run_jobs(jobs, Path(folder), ExecutionOptions(device="cpu"), workers=cluster or workers, on_event=heard)
         whole = time.perf_counter() - begun
     return whole, [end - before for before, end in zip([begun, *ends], ends, strict=False)]
@@ -114,26 +114,26 @@ def audits_by_tokens(tokens: Sequence[int]) -> list[tuple[int, float]]:
     sizes: dict[str, Any] = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": max(tokens)}
     model = LlamaModel(LlamaConfig(**sizes)).eval()
-    found = []
+    result = []
     for length in tokens:
         half = torch.randint(1, model.config.vocab_size, (1, length // 2))
         text = torch.cat((half, half), 1)
         begun = time.perf_counter()
         audit(model, text, effects="none")
-        found.append((length, time.perf_counter() - begun))
-    return found
+        result.append((length, time.perf_counter() - begun))
+    return result
 
 
 @contextmanager
-def places() -> Iterator[dict[str, str]]:
+def stores_to_measure() -> Iterator[dict[str, str]]:
     """Stores to measure: a disk, and an S3 server of this machine if there is one."""
     with tempfile.TemporaryDirectory() as folder:
-        found = {"disk": f"file://{folder}"}
+        result = {"disk": f"file://{folder}"}
         try:
             import boto3
             from moto.server import ThreadedMotoServer
         except ImportError:
-            yield found
+            yield result
             return
         logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it tells of every request
         server = ThreadedMotoServer(port=0, verbose=False)
@@ -145,7 +145,7 @@ def places() -> Iterator[dict[str, str]]:
             "AWS_ENDPOINT_URL": f"http://{host}:{port}",
         }
         boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="runs")
-        yield {**found, "S3 (moto, on this machine)": "s3://runs/study"}
+        yield {**result, "S3 (moto, on this machine)": "s3://runs/study"}
         server.stop()
 
 
@@ -159,20 +159,20 @@ def requests(url: str, times: int = 20) -> dict[str, float]:
     def read(number: int) -> None:
         store.read(f"run-{number}/checkpoint")
 
-    found = {}
+    result = {}
     for name, ask in (("write 10 MB", write), ("read 10 MB", read)):
         took = []
         for number in range(times):
             begun = time.perf_counter()
             ask(number)
             took.append(time.perf_counter() - begun)
-        found[name] = statistics.median(took)
-    return found
+        result[name] = statistics.median(took)
+    return result
 
 
 def by_length(seconds: float, lengths: Sequence[int]) -> list[tuple[int, float]]:
     """Tokens a second of a training step, by the length of texts; 8,192 tokens a step."""
-    found = []
+    result = []
     for length in lengths:
         torch.manual_seed(0)
         model = Decoder(
@@ -193,13 +193,13 @@ def by_length(seconds: float, lengths: Sequence[int]) -> list[tuple[int, float]]
             begun = time.perf_counter()
             model(tokens).logsumexp(-1).sum().backward()
             took.append(time.perf_counter() - begun)
-        found.append((length, 8192 / statistics.median(took[1:])))
-    return found
+        result.append((length, 8192 / statistics.median(took[1:])))
+    return result
 
 
-def nothing(piece: int, limits: ExecutionOptions, tell: Callable[[Any], None]) -> int:
+def empty_job(item: int, execution: ExecutionOptions, report: Callable[..., None]) -> int:
     """A cell that does nothing."""
-    return piece
+    return item
 
 
 def driver_seconds(cells: int = 300) -> float | None:
@@ -211,41 +211,45 @@ def driver_seconds(cells: int = 300) -> float | None:
     done, on_ray = list[int](), ClusterOptions(engine="ray")
     for count in (20, cells):  # the first start the workers
         begun = time.perf_counter()
-        spread(nothing, range(count), ExecutionOptions(), on_ray, on_done=lambda index, _: done.append(index))
+        run_parallel(empty_job, range(count), ExecutionOptions(), on_ray, on_done=lambda index, _: done.append(index))
     ray.shutdown()
     return (time.perf_counter() - begun) / cells
 
 
-def simulated(times: Sequence[float], stores: dict[str, dict[str, float]], driver: float) -> list[dict[str, Any]]:
+def simulated_hours(times: Sequence[float], stores: dict[str, dict[str, float]], driver: float) -> list[dict[str, Any]]:
     """Hours of 1,000 cells that take the measured times, by store and nodes; and of the hours that nodes alone need."""
     rows = []
     for store, took in stores.items():
-        whole = [seconds + in_store(seconds, took) for seconds in times]
+        whole = [seconds + store_overhead(seconds, took) for seconds in times]
         for nodes in NODES:
-            hours = simulate(whole, SIMULATED, nodes, driver) / 3600
-            ideal = SIMULATED * statistics.mean(times) / nodes / 3600
+            hours = simulate(whole, NUM_CELLS, nodes, driver) / 3600
+            ideal = NUM_CELLS * statistics.mean(times) / nodes / 3600
             rows.append({"store": store, "nodes": nodes, "hours": hours, "of_the_ideal": ideal / hours})
     return rows
 
 
-def assumed(minutes: float, stores: dict[str, dict[str, float]], driver: float) -> list[dict[str, Any]]:
+def assumed_hours(minutes: float, stores: dict[str, dict[str, float]], driver: float) -> list[dict[str, Any]]:
     """Hours of 1,000 cells of so many minutes and up to a fifth more on GPUs, one or four at once on each."""
     rows = []
-    slowest = max(stores.values(), key=lambda took: in_store(60 * minutes, took))
+    slowest = max(stores.values(), key=lambda took: store_overhead(60 * minutes, took))
     for gpus in (1, 4, 16, 64):
-        for each in (1, 4):
-            seconds = 60 * minutes * (1 if each == 1 else 2)
-            times = [seconds * (1 + 0.2 * (cell * 0.6180339887 % 1)) for cell in range(SIMULATED)]
-            whole = [took + in_store(took, slowest) for took in times]
-            hours = simulate(whole, SIMULATED, gpus * each, driver) / 3600
-            ideal = sum(times) / (gpus * each) / 3600
-            rows.append({"minutes": minutes, "gpus": gpus, "each": each, "hours": hours, "of_the_ideal": ideal / hours})
+        for per_gpu in (1, 4):
+            seconds = 60 * minutes * (1 if per_gpu == 1 else 2)
+            times = [seconds * (1 + 0.2 * (cell * 0.6180339887 % 1)) for cell in range(NUM_CELLS)]
+            whole = [took + store_overhead(took, slowest) for took in times]
+            hours = simulate(whole, NUM_CELLS, gpus * per_gpu, driver) / 3600
+            ideal = sum(times) / (gpus * per_gpu) / 3600
+            rows.append(
+                {"minutes": minutes, "gpus": gpus, "each": per_gpu, "hours": hours, "of_the_ideal": ideal / hours}
+            )
     return rows
 
 
-def measured(scale: str, cells: int, seconds: float, lengths: Sequence[int], tokens: Sequence[int]) -> dict[str, Any]:
+def measure_all(
+    scale: str, cells: int, seconds: float, lengths: Sequence[int], tokens: Sequence[int]
+) -> dict[str, Any]:
     """All measurements and the simulation from them, as they are recorded."""
-    with places() as urls:
+    with stores_to_measure() as urls:
         stores = {name: requests(url) for name, url in urls.items()}
     driver = driver_seconds()
     by_workers = {str(workers): cells_by_workers(scale, cells, workers) for workers in (1, 2)}
@@ -262,40 +266,40 @@ def measured(scale: str, cells: int, seconds: float, lengths: Sequence[int], tok
         "cell_seconds": times,
         "training": [{"length": length, "tokens_per_second": speed} for length, speed in by_length(seconds, lengths)],
         "audits": [{"tokens": length, "seconds": took} for length, took in audits_by_tokens(tokens)],
-        "simulated": simulated(times, stores, driver or UNKNOWN),
+        "simulated": simulated_hours(times, stores, driver or UNKNOWN),
     }
 
 
-def show(found: dict[str, Any], console: Console) -> None:
+def print_record(record: dict[str, Any], console: Console) -> None:
     """Print a record."""
     table = Table("store", "write 10 MB", "read 10 MB", title="Milliseconds")
-    for name, took in found["stores"].items():
+    for name, took in record["stores"].items():
         table.add_row(name, *(f"{1e3 * took[what]:.1f}" for what in ("write 10 MB", "read 10 MB")))
     console.print(table)
-    driver = found["driver"]
+    driver = record["driver"]
     console.print(f"a cell that does nothing: {'not measured' if driver is None else f'{1e3 * driver:.1f} ms'}")
-    table = Table("workers", "seconds", "over one", title=f"{found['cells']} cells of scale {found['scale']}")
-    for workers, took in found["by_workers"].items():
-        table.add_row(workers, f"{took:.1f}", f"{took / found['by_workers']['1']:.2f}")
+    table = Table("workers", "seconds", "over one", title=f"{record['cells']} cells of scale {record['scale']}")
+    for workers, took in record["by_workers"].items():
+        table.add_row(workers, f"{took:.1f}", f"{took / record['by_workers']['1']:.2f}")
     console.print(table)
     table = Table("tokens in a text", "tokens/s", title="Training by length: 3 layers of 8 heads of 16")
-    for row in found["training"]:
+    for row in record["training"]:
         table.add_row(f"{row['length']:,}", f"{row['tokens_per_second']:,.0f}")
     console.print(table)
     table = Table("tokens", "seconds", "µs a token", title="Audit without effects: 2 layers of 8 heads of 32, one text")
-    for row in found["audits"]:
+    for row in record["audits"]:
         table.add_row(f"{row['tokens']:,}", f"{row['seconds']:.2f}", f"{1e6 * row['seconds'] / row['tokens']:,.0f}")
     console.print(table)
-    mean = statistics.mean(found["cell_seconds"])
-    title = f"{SIMULATED:,} cells of {mean:.1f} s each, as measured; nodes simulated"
+    mean = statistics.mean(record["cell_seconds"])
+    title = f"{NUM_CELLS:,} cells of {mean:.1f} s each, as measured; nodes simulated"
     table = Table("store", "nodes", "hours", "of the ideal", title=title)
-    for row in found["simulated"]:
+    for row in record["simulated"]:
         table.add_row(row["store"], str(row["nodes"]), f"{row['hours']:.3f}", f"{row['of_the_ideal']:.0%}")
     console.print(table)
-    if found.get("assumed"):
-        title = f"{SIMULATED:,} cells of assumed minutes, GPUs simulated"
+    if record.get("assumed"):
+        title = f"{NUM_CELLS:,} cells of assumed minutes, GPUs simulated"
         table = Table("minutes a cell", "GPUs", "cells each", "hours", "of the ideal", title=title)
-        for row in found["assumed"]:
+        for row in record["assumed"]:
             names = (f"{row['minutes']:g}", str(row["gpus"]), str(row["each"]))
             table.add_row(*names, f"{row['hours']:.2f}", f"{row['of_the_ideal']:.0%}")
         console.print(table)
@@ -313,19 +317,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--minutes", type=float, nargs="*", default=(), help="assumed minutes per cell")
     parser.add_argument("--record", type=Path, help="JSON file for the results")
-    given = parser.parse_args(arguments)
-    within("cells", given.cells, 2, 1000)
-    within("lengths", given.lengths, 2, 8192)
-    within("tokens", given.tokens, 4, 65_536)
-    for field, number in (("seconds", given.seconds), *(("minutes", each) for each in given.minutes)):
+    args = parser.parse_args(arguments)
+    check_range("cells", args.cells, 2, 1000)
+    check_range("lengths", args.lengths, 2, 8192)
+    check_range("tokens", args.tokens, 4, 65_536)
+    for field, number in (("seconds", args.seconds), *(("minutes", each) for each in args.minutes)):
         if not 0 <= number < math.inf:
             raise InputError(f"{field} must be a finite number, 0 or more, got {number:g}.")
-    found = measured(given.scale, given.cells, given.seconds, given.lengths, given.tokens)
-    driver, stores = found["driver"] or UNKNOWN, found["stores"]
-    found["assumed"] = [row for each in given.minutes for row in assumed(each, stores, driver)]
-    show(found, Console())
-    if given.record is not None:
-        write_json(given.record, found)
+    result = measure_all(args.scale, args.cells, args.seconds, args.lengths, args.tokens)
+    driver, stores = result["driver"] or UNKNOWN, result["stores"]
+    result["assumed"] = [row for each in args.minutes for row in assumed_hours(each, stores, driver)]
+    print_record(result, Console())
+    if args.record is not None:
+        write_json(args.record, result)
 
 
 if __name__ == "__main__":

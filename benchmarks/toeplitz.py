@@ -27,8 +27,8 @@ from torch import Tensor
 
 from toeplens.lens import toeplitz_profile
 
-LARGE = 65_536  # tokens from which on the second exponent is fitted
-ENOUGH = 3.0  # seconds, at least, that a form is run for, so that short runs are seen at their best as long ones are
+LARGE_LENGTH = 65_536  # tokens from which on the second exponent is fitted
+MIN_SECONDS = 3.0  # seconds, at least, that a form is run for, so that short runs are seen at their best, too
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class Run:
     share: float
 
 
-def fast(q: Tensor, k: Tensor) -> tuple[Tensor, float]:
+def profile_means(q: Tensor, k: Tensor) -> tuple[Tensor, float]:
     """Diagonal means and share as `toeplitz_profile` finds them."""
     profile = toeplitz_profile(q, k)
     return profile.diagonal_means, float(profile.share)
 
 
-def dense(q: Tensor, k: Tensor) -> tuple[Tensor, float]:
+def dense_means(q: Tensor, k: Tensor) -> tuple[Tensor, float]:
     """The same from all logits at once."""
     logits = (q.double() @ k.double().T).tril()
     sums = torch.stack([logits.diagonal(-offset).sum() for offset in range(len(q))])
@@ -71,7 +71,7 @@ def measure(form: Callable[[Tensor, Tensor], tuple[Tensor, float]], length: int,
     q, k = (torch.randn(length, given.head_dim, generator=generator) for _ in range(2))
     walls, cpus = [], []
     means, share = torch.empty(0), math.nan
-    while len(walls) < given.rounds or sum(walls) < ENOUGH:
+    while len(walls) < given.rounds or sum(walls) < MIN_SECONDS:
         wall, cpu = time.perf_counter(), time.process_time()
         means, share = form(q, k)
         walls.append(time.perf_counter() - wall)
@@ -93,15 +93,18 @@ def main() -> None:
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
-    lengths, written = ([int(n) for n in text.split(",") if n] for text in (given.lengths, given.dense))
+    args = parser.parse_args()
+    lengths, written = ([int(n) for n in text.split(",") if n] for text in (args.lengths, args.dense))
     fresh = multiprocessing.get_context("spawn")
     runs: dict[tuple[str, int], Run] = {}
-    for name, form, sizes in (("profile", fast, sorted({*lengths, *written})), ("N x N", dense, written)):
+    for name, form, sizes in (
+        ("profile", profile_means, sorted({*lengths, *written})),
+        ("N x N", dense_means, written),
+    ):
         for length in sizes:
             with fresh.Pool(1) as pool:
-                runs[name, length] = pool.apply(measure, (form, length, given))
-    title = f"one causal head of {given.head_dim}, float32 input, {given.threads} thread(s)"
+                runs[name, length] = pool.apply(measure, (form, length, args))
+    title = f"one causal head of {args.head_dim}, float32 input, {args.threads} thread(s)"
     columns = (
         "form",
         "tokens",
@@ -127,7 +130,10 @@ def main() -> None:
             f"{length:,} tokens, largest difference to N x N: {away:.1e} of the root mean square diagonal mean; "
             f"share {share:.1e} of itself; N x N takes {theirs.wall / ours.wall:.1f} times as long"
         )
-    for words, sizes in (("all lengths", lengths), (f"{LARGE:,} tokens and more", [n for n in lengths if n >= LARGE])):
+    for words, sizes in (
+        ("all lengths", lengths),
+        (f"{LARGE_LENGTH:,} tokens and more", [n for n in lengths if n >= LARGE_LENGTH]),
+    ):
         if len(sizes) > 1:
             wall = exponent(sizes, [runs["profile", n].wall for n in sizes])
             cpu = exponent(sizes, [runs["profile", n].cpu for n in sizes])

@@ -52,12 +52,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=0, help="sequences per step (default: that of the scale)")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    table = Table("encoding", "variant", "k tokens/s", "ratio", title=f"{given.scale} scale, {given.threads} threads")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    table = Table("encoding", "variant", "k tokens/s", "ratio", title=f"{args.scale} scale, {args.threads} threads")
     for encoding in ("nope", "rope", "alibi", "mla"):
-        spec = run_spec(**starting_spec(given.scale, "paper", DISTANCE, encoding, 0))
-        batch = given.batch or spec.batch_size
+        spec = run_spec(**starting_spec(args.scale, "paper", DISTANCE, encoding, 0))
+        batch = args.batch or spec.batch_size
         variants = {
             "eager, fused": step_of(spec, compiled=False, fused=True, batch=batch),
             "eager, explicit": step_of(spec, compiled=False, fused=False, batch=batch),
@@ -66,7 +66,7 @@ def main() -> None:
         seconds: dict[str, list[float]] = {name: [] for name in variants}
         for step in variants.values():
             step()
-        for _ in range(given.rounds):
+        for _ in range(args.rounds):
             for name, step in variants.items():
                 begun = time.perf_counter()
                 step()

@@ -52,7 +52,7 @@ class TinyLlama(nn.Module):
     def forward(self, tokens: Tensor, caches: list[Cache] | None = None) -> Tensor:
         """Logits of the next token at each position; with caches, ``tokens`` follow those in them."""
         start = 0 if caches is None else len(caches[0])
-        positions = self.encoding.place(torch.arange(start, start + tokens.shape[1], device=tokens.device))
+        positions = self.encoding.to_positions(torch.arange(start, start + tokens.shape[1], device=tokens.device))
         x = self.encoding.embed(self.embedding(tokens), positions)
         for layer, block in enumerate(self.blocks):
             x = block(x, positions, None if caches is None else caches[layer])

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from toeplens import encodings
-from toeplens.ground import InputError
-from toeplens.ground.outputs import LOCK
 from toeplens.training import Run, RunSpec, run_spec
+from toeplens.utils import InputError
+from toeplens.utils.outputs import LOCK
 
 MODEL: dict[str, Any] = {
     "vocab_size": 12,
@@ -71,8 +71,8 @@ def tiny(encoding: str = "rope", *, model: dict[str, Any] | None = None, **chang
     return run_spec(**FIELDS | changes, model=MODEL | {"encoding": encoding} | (model or {}))
 
 
-class After:
-    """Says stop once, after so many units of work: steps, batches of evaluation or of an ablation, looks."""
+class StopAfter:
+    """Says stop once, after so many units of work: steps, batches of evaluation or of an ablation, probes."""
 
     def __init__(self, units: int | None = None) -> None:
         self.units, self.asked = units, 0
@@ -82,38 +82,43 @@ class After:
         return self.units is not None and self.asked == self.units + 1
 
 
-class Watching:
-    """A watcher of these steps, which calls ``does`` at each and sees nothing."""
+class CallbackProbe:
+    """A probe of these steps, which calls ``does`` at each and measures nothing."""
 
-    name = "watching"
+    name = "callback"
 
     def __init__(self, at: Sequence[int], does: Callable[[], object] = lambda: None) -> None:
         self.at, self.does = at, does
 
-    def moments(self, total_steps: int) -> Sequence[int]:
+    def probe_steps(self, total_steps: int) -> Sequence[int]:
         return self.at
 
-    def look(self, model: Any, step: int) -> dict[str, Any]:
+    def measure(self, model: Any, step: int) -> dict[str, Any]:
         self.does()
         return {}
 
 
-def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows without the time that they took."""
     return [{key: value for key, value in row.items() if key not in ("seconds", "tokens_per_second")} for row in rows]
 
 
-def outcome(run: Run) -> tuple[Any, ...]:
+def results_of(run: Run) -> tuple[Any, ...]:
     """All that a run is for: its status, its weights bit by bit, its figures; not the time it took."""
-    return run.status, (run.directory / "model.safetensors").read_bytes(), timeless(run.metrics), timeless([run.result])
+    return (
+        run.status,
+        (run.directory / "model.safetensors").read_bytes(),
+        without_times(run.metrics),
+        without_times([run.result]),
+    )
 
 
-def files(directory: Path) -> dict[str, bytes]:
+def files_in(directory: Path) -> dict[str, bytes]:
     """Every file below ``directory`` with its content."""
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def refusal(call: Callable[[], object], code: int = 2) -> str:
+def refusal_message(call: Callable[[], object], code: int = 2) -> str:
     """The one sentence with which ``call`` refuses its input."""
     with pytest.raises(InputError) as caught:
         call()
@@ -123,7 +128,7 @@ def refusal(call: Callable[[], object], code: int = 2) -> str:
 
 
 @contextmanager
-def held(directory: Path) -> Iterator[Any]:
+def locked_elsewhere(directory: Path) -> Iterator[Any]:
     """A directory as another process holds it, by a file description of its own; gives what to close to let go."""
     with (directory / LOCK).open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
@@ -134,7 +139,7 @@ class Crash(BaseException):
     """The end of the process, as far as the code under test can tell."""
 
 
-def refusing(code: int) -> Callable[..., Any]:
+def failing_call(code: int) -> Callable[..., Any]:
     """A call of the system that is refused."""
 
     def refuse(*_: object, **__: object) -> None:
@@ -143,14 +148,14 @@ def refusing(code: int) -> Callable[..., Any]:
     return refuse
 
 
-full = refusing(errno.ENOSPC)
-REPLACE = os.replace  # which puts every file in place
+disk_full = failing_call(errno.ENOSPC)
+OS_REPLACE = os.replace  # which puts every file in place
 
 
-def noted_writes(patch: pytest.MonkeyPatch) -> list[str]:
+def record_writes(patch: pytest.MonkeyPatch) -> list[str]:
     """From here on, the names of the files that are put in place, in order."""
     names: list[str] = []
-    patch.setattr(os, "replace", lambda a, b: (names.append(Path(b).name), REPLACE(a, b)))
+    patch.setattr(os, "replace", lambda a, b: (names.append(Path(b).name), OS_REPLACE(a, b)))
     return names
 
 
@@ -161,10 +166,10 @@ def fault_at(patch: pytest.MonkeyPatch, write: int, fault: str) -> None:
     def replace(a: Any, b: Any) -> None:
         number = next(count)
         if fault == "full" and number >= write:
-            full()
+            disk_full()
         if fault == "before" and number == write:
             raise Crash
-        REPLACE(a, b)
+        OS_REPLACE(a, b)
         if fault == "after" and number == write:
             raise Crash
 
@@ -180,16 +185,16 @@ def wait_until(true: Callable[[], bool], process: subprocess.Popen[str] | None =
         time.sleep(0.05)
 
 
-def script(path: Path) -> ModuleType:
+def load_script(path: Path) -> ModuleType:
     """A script that is in no package, as a module; it finds what lies beside it, as when it is run."""
-    found = importlib.util.spec_from_file_location(path.stem, path)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
+    result = importlib.util.spec_from_file_location(path.stem, path)
+    assert result is not None
+    assert result.loader is not None
+    module = importlib.util.module_from_spec(result)
     sys.modules[path.stem] = module  # dataclasses look their modules up
     sys.path.insert(0, str(path.parent))
     try:
-        found.loader.exec_module(module)
+        result.loader.exec_module(module)
     finally:
         sys.path.remove(str(path.parent))
     return module

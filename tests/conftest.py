@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import settings
 from jaxtyping import install_import_hook
-from tests.cli.command import TINY, Answer, Toeplens
+from tests.cli.command import TINY, CommandResult, Toeplens
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -69,9 +69,9 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """A real browser, opened once."""
-    from tests.report.browsing import chromium
+    from tests.report.browsing import open_chromium
 
-    with chromium() as opened:
+    with open_chromium() as opened:
         yield opened
 
 
@@ -94,13 +94,13 @@ def toeplens(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     """The command in this process."""
     from toeplens.__main__ import main
 
-    def call(*arguments: str | Path) -> Answer:
+    def call(*arguments: str | Path) -> CommandResult:
         monkeypatch.setattr(sys, "argv", ["toeplens", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()
         out, err = capsys.readouterr()
         assert isinstance(ended.value.code, int)
-        return Answer(ended.value.code, out, err)
+        return CommandResult(ended.value.code, out, err)
 
     return call
 

@@ -27,41 +27,41 @@ OPTIONAL = set(PROJECT["optional-dependencies"]) - {"test", "lint", "docs"}
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel and the source distribution."""
     out = tmp_path_factory.mktemp("dist")
     subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", str(out)], cwd=ROOT, check=True, timeout=120)
     return out
 
 
-def required(lines: list[str]) -> set[str]:
+def required_packages(lines: list[str]) -> set[str]:
     """Names of packages as they are imported."""
     names = {re.split(r"[<>=\[; ]", line)[0].lower().replace("-", "_") for line in lines}
     return {_IMPORTED_AS.get(name, name) for name in names}
 
 
-def roots(nodes: Iterable[ast.AST]) -> set[str]:
+def imported_packages(nodes: Iterable[ast.AST]) -> set[str]:
     """The packages that import statements among ``nodes`` name."""
     plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     from_them = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
     return {name.partition(".")[0] for name in plain | from_them}
 
 
-def test_what_is_imported_is_required() -> None:
+def test_imported_packages_are_required() -> None:
     """Where a file begins by the package itself; within a function by it or one of its extras."""
-    always = {*required(PROJECT["dependencies"]), *sys.stdlib_module_names, "toeplens"}
+    always = {*required_packages(PROJECT["dependencies"]), *sys.stdlib_module_names, "toeplens"}
     always |= {"markupsafe", "typing_extensions"}  # of jinja2 and pydantic
-    extras = set().union(*(required(PROJECT["optional-dependencies"][name]) for name in OPTIONAL))
+    extras = set().union(*(required_packages(PROJECT["optional-dependencies"][name]) for name in OPTIONAL))
     extras |= {"tokenizers", "huggingface_hub"}  # of transformers
     for path in SOURCE.rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        assert roots(tree.body) <= always, path
-        assert roots(list(ast.walk(tree))) <= always | extras, path
+        assert imported_packages(tree.body) <= always, path
+        assert imported_packages(list(ast.walk(tree))) <= always | extras, path
 
 
 @pytest.mark.heavy
-def test_the_wheel_is_the_source(built: Path) -> None:
-    (wheel,) = built.glob("*.whl")
+def test_the_wheel_matches_the_source(distributions: Path) -> None:
+    (wheel,) = distributions.glob("*.whl")
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     tracked = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "src/toeplens"], cwd=ROOT, capture_output=True, text=True
@@ -73,8 +73,8 @@ def test_the_wheel_is_the_source(built: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_the_source_distribution_makes_the_same_wheel(built: Path, tmp_path: Path) -> None:
-    (packed,) = built.glob("*.tar.gz")
+def test_the_source_distribution_makes_the_same_wheel(distributions: Path, tmp_path: Path) -> None:
+    (packed,) = distributions.glob("*.tar.gz")
     with tarfile.open(packed) as archive:
         archive.extractall(tmp_path, filter="data")
     (source,) = tmp_path.iterdir()
@@ -83,14 +83,14 @@ def test_the_source_distribution_makes_the_same_wheel(built: Path, tmp_path: Pat
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)], cwd=source, check=True
     )
-    (again,), (first,) = tmp_path.glob("*.whl"), built.glob("*.whl")
+    (again,), (first,) = tmp_path.glob("*.whl"), distributions.glob("*.whl")
     assert again.read_bytes() == first.read_bytes()
 
 
 @pytest.mark.heavy
-def test_the_wheel_reproduces_in_an_environment_of_its_own(built: Path, tmp_path: Path) -> None:
+def test_the_wheel_works_in_a_fresh_environment(distributions: Path, tmp_path: Path) -> None:
     """Installed as a user installs it, with its own dependencies and no others."""
-    (wheel,) = built.glob("*.whl")
+    (wheel,) = distributions.glob("*.whl")
     home = tmp_path / "venv"
     venv.create(home, with_pip=True)
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
@@ -104,8 +104,8 @@ def test_the_wheel_reproduces_in_an_environment_of_its_own(built: Path, tmp_path
         return done.stdout
 
     assert run("--version") == f"toeplens {toeplens.__version__}\n"
-    said = json.loads(run("reproduce", "--scale", "smoke", "--protocol", "paper", "--out", "demo", "--json"))
-    assert said["finished"] == said["total"] > 0
+    result = json.loads(run("reproduce", "--scale", "smoke", "--protocol", "paper", "--out", "demo", "--json"))
+    assert result["finished"] == result["total"] > 0
     assert (tmp_path / "demo" / "report.html").stat().st_size > 100_000
     assert "alibi" in run("encodings")
     run("tables", "demo", "--out", "tables")

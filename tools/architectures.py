@@ -24,14 +24,14 @@ from typing import Any
 
 import torch
 
-from toeplens.ground import write_json
+from toeplens.utils import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD, PAGE = ROOT / "results" / "survey" / "survey.json", ROOT / "docs" / "reference" / "architectures.md"
 Row = dict[str, Any]
 
 
-def of(rows: list[Row], *outcomes: str) -> list[Row]:
+def rows_with(rows: list[Row], *outcomes: str) -> list[Row]:
     """Rows with one of these outcomes."""
     return [row for row in rows if row["outcome"] in outcomes]
 
@@ -50,32 +50,32 @@ def row_of(name: str) -> Row:
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)
     began = time.perf_counter()
-    found = checked(name)
-    return found | {"seconds": round(time.perf_counter() - began, 2)}
+    result = checked(name)
+    return result | {"seconds": round(time.perf_counter() - began, 2)}
 
 
-def table(*lines: tuple[str, ...]) -> str:
+def markdown_table(*lines: tuple[str, ...]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in (lines[0], ("---",) * len(lines[0]), *lines[1:]))
 
 
-def listed(names: list[str]) -> str:
+def name_list(names: list[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
 def summary(rows: list[Row]) -> str:
     """How many types were proved, and how exactly."""
-    good = of(rows, "proved")
+    good = rows_with(rows, "proved")
     known = sum(row["placed"] == row["calls"] for row in good)
     largest = {key: max(row[key] or 0 for row in good) for key in ("weights", "outputs", "whole")}
-    return table(
+    return markdown_table(
         ("result", "value"),
         ("proved (types)", str(len(good))),
         ("- with shares for all attention calls", str(known)),
         ("- with shares for some calls", str(sum(0 < row["placed"] < row["calls"] for row in good))),
         ("- without shares", str(sum(not row["placed"] for row in good))),
-        ("refused", str(len(of(rows, "refused")))),
-        ("no attention", str(len(of(rows, "none")))),
-        ("failed to build or run", str(len(of(rows, "failed")))),
+        ("refused", str(len(rows_with(rows, "refused")))),
+        ("no attention", str(len(rows_with(rows, "none")))),
+        ("failed to build or run", str(len(rows_with(rows, "failed")))),
         ("largest difference of an attention weight", f"{largest['weights']:.0e}"),
         ("largest difference of an attention output, relative to the layer's largest", f"{largest['outputs']:.0e}"),
         ("largest difference of a whole pass, relative to the largest output", f"{largest['whole']:.0e}"),
@@ -85,9 +85,9 @@ def summary(rows: list[Row]) -> str:
 def proved(rows: list[Row]) -> str:
     """The proved types, by what ablation effects are measured on."""
     names = {"loss": "loss", "states": "last hidden states", None: "not measured"}
-    found = {effect: [row["name"] for row in of(rows, "proved") if row["effect"] == effect] for effect in names}
-    lines = [(names[effect], str(len(types)), listed(types)) for effect, types in found.items()]
-    return table(("ablation effects on", "number", "types"), *lines)
+    result = {effect: [row["name"] for row in rows_with(rows, "proved") if row["effect"] == effect] for effect in names}
+    lines = [(names[effect], str(len(types)), name_list(types)) for effect, types in result.items()]
+    return markdown_table(("ablation effects on", "number", "types"), *lines)
 
 
 REASONS = {  # what the record says begins with or contains, and what the page says
@@ -102,16 +102,16 @@ REASONS = {  # what the record says begins with or contains, and what the page s
 
 def without_shares(rows: list[Row]) -> str:
     """Why attention calls of proved types have no shares, and of which types."""
-    found: dict[str, dict[str, None]] = {}
-    for row in of(rows, "proved"):
+    result: dict[str, dict[str, None]] = {}
+    for row in rows_with(rows, "proved"):
         for why in row["unplaced"]:
             reason = next(plain for part, plain in REASONS.items() if part in why)
-            found.setdefault(reason, {})[row["name"]] = None
-    lines = [(reason, listed(list(found[reason]))) for reason in REASONS.values() if reason in found]
-    return table(("reason", "types"), *lines)
+            result.setdefault(reason, {})[row["name"]] = None
+    lines = [(reason, name_list(list(result[reason]))) for reason in REASONS.values() if reason in result]
+    return markdown_table(("reason", "types"), *lines)
 
 
-def filled(page: str, rows: list[Row]) -> str:
+def fill_page(page: str, rows: list[Row]) -> str:
     """The page with its tables filled from the record."""
     tables = {"summary": summary(rows), "without-shares": without_shares(rows), "proved": proved(rows)}
     for name, text in tables.items():
@@ -131,25 +131,27 @@ def main() -> None:
     parser.add_argument(
         "--workers", type=int, default=os.cpu_count(), help="types audited in parallel (default: one per core)"
     )
-    given = parser.parse_args()
-    if not given.tables:
+    args = parser.parse_args()
+    if not args.tables:
         import transformers
         from tests.architectures.models import model_types
 
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["transformers.models.llama.modeling_llama", "toeplens.studies"])
         rows = []
-        with ProcessPoolExecutor(given.workers, context, max_tasks_per_child=1) as pool:
-            for row in pool.map(row_of, given.only or model_types()):
+        with ProcessPoolExecutor(args.workers, context, max_tasks_per_child=1) as pool:
+            for row in pool.map(row_of, args.only or model_types()):
                 print(row["name"], row["outcome"], row["why"] or "")
                 rows.append(row)
-        if given.only:
+        if args.only:
             return
-        totals = {name: len(of(rows, name)) for name in ("proved", "refused", "none", "failed", "other")}
+        totals = {name: len(rows_with(rows, name)) for name in ("proved", "refused", "none", "failed", "other")}
         about = {"transformers": transformers.__version__, "torch": torch.__version__}
         about["python"] = ".".join(map(str, sys.version_info[:3]))
         write_json(RECORD, {"about": about, "format": 1, "missing": [], "totals": totals, "found": rows}, rows="found")
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), json.loads(RECORD.read_text())["found"]), encoding="utf-8")
+    PAGE.write_text(
+        fill_page(PAGE.read_text(encoding="utf-8"), json.loads(RECORD.read_text())["found"]), encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ ITEM = re.compile(rf"^(?P<indent> *)(?P<names>{NAME}(?:, {NAME})*)  +(?P<text>\S
 CODE = re.compile(r"(``.*?``|`[^`]*`)", re.DOTALL)
 
 
-def escaped(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Brackets and stars outside of code are what they are, no Markdown."""
     plain = [re.sub(r"([\[\]*])", r"\\\1", part).replace("<", "&lt;") for part in CODE.split(text)[::2]]
     return "".join(part for pair in zip(plain, [*CODE.findall(text), ""], strict=True) for part in pair)
@@ -35,43 +35,43 @@ def _lines(lines: list[str]) -> Iterator[str]:
     at = 0
     while at < len(lines):
         line = lines[at]
-        if (found := ITEM.match(line)) and len(found["indent"]) <= 4:
-            told, at = _item(lines, at, len(found["indent"]))
-            names = ", ".join(f"`{name}`" for name in found["names"].split(", "))
+        if (result := ITEM.match(line)) and len(result["indent"]) <= 4:
+            told, at = _item(lines, at, len(result["indent"]))
+            names = ", ".join(f"`{name}`" for name in result["names"].split(", "))
             yield from ("", f"- {names}: {told}", "")
         elif line.strip() in HEADINGS:
             yield from ("", f"**{line.strip()}**", "")
             at += 1
             while at < len(lines) and lines[at].strip() and not ITEM.match(lines[at]):
-                yield escaped(lines[at].strip())
+                yield escape_markdown(lines[at].strip())
                 at += 1
         else:
-            yield line if line.startswith("    ") else escaped(line)
+            yield line if line.startswith("    ") else escape_markdown(line)
             at += 1
 
 
 def _item(lines: list[str], at: int, indent: int) -> tuple[str, int]:
     """What is said of a name, its further lines too, and where the next begins."""
-    found = ITEM.match(lines[at])
-    assert found is not None
-    told = [found["text"]]
+    result = ITEM.match(lines[at])
+    assert result is not None
+    item_lines = [result["text"]]
     at += 1
     while at < len(lines) and len(lines[at]) - len(lines[at].lstrip()) > indent and lines[at].strip():
-        told.append(lines[at].strip())
+        item_lines.append(lines[at].strip())
         at += 1
-    return escaped(" ".join(told)), at
+    return escape_markdown(" ".join(item_lines)), at
 
 
 def comment_of(constant: griffe.Object) -> str:
     """What is said beside a constant, or right above it."""
     lines = [] if constant.parent is None else constant.parent.lines
     at = (constant.lineno or 1) - 1
-    beside = lines[at].partition("  # ")[2].strip() if at < len(lines) else ""
+    comment = lines[at].partition("  # ")[2].strip() if at < len(lines) else ""
     above: list[str] = []
     while at and lines[at - 1].startswith("# "):
         at -= 1
         above.insert(0, lines[at][2:].strip())
-    said = beside or " ".join(above)
+    said = comment or " ".join(above)
     return said[:1].upper() + said[1:] + "." if said else ""
 
 
@@ -82,4 +82,4 @@ class HouseDocstrings(griffe.Extension):
         if obj.docstring is not None:
             obj.docstring.value = as_markdown(obj.docstring.value)
         elif obj.is_attribute and obj.parent and obj.parent.is_module and (said := comment_of(obj)):
-            obj.docstring = griffe.Docstring(escaped(said), parent=obj)
+            obj.docstring = griffe.Docstring(escape_markdown(said), parent=obj)

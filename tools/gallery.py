@@ -12,24 +12,24 @@ from contextlib import chdir
 from pathlib import Path
 
 from toeplens.cli.studies import page_in
-from toeplens.report.page import SCRIPT, drawing_program
+from toeplens.report.page import SCRIPT, vega_script
 
 ROOT = Path(__file__).resolve().parents[1]
-PLACE = ROOT / "docs" / "gallery"
+GALLERY = ROOT / "docs" / "gallery"
 RECORDS = ("desk", "laptop", "canonical", "smollm2", "language", "audit-smollm2")
 
 
-def make(place: Path) -> None:
-    """Make all pages in ``place``."""
-    place.mkdir(parents=True, exist_ok=True)
-    (place / SCRIPT).write_text(drawing_program(), "utf-8")
+def make(folder: Path) -> None:
+    """Make all pages in ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SCRIPT).write_text(vega_script(), "utf-8")
     with chdir(ROOT):  # a page names the directory of its record
         for name in RECORDS:
             page = page_in(Path("results") / name).html(script=SCRIPT)
-            (place / f"{name}.html").write_text(page, "utf-8")
+            (folder / f"{name}.html").write_text(page, "utf-8")
 
 
 if __name__ == "__main__":
-    make(PLACE)
-    for path in sorted(PLACE.iterdir()):
+    make(GALLERY)
+    for path in sorted(GALLERY.iterdir()):
         print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1e6:.2f} MB")

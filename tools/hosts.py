@@ -13,36 +13,42 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-OWN = {"BloomForCausalLM": "ALiBi", "T5ForConditionalGeneration": "T5's bias"}
+OWN_POSITION = {"BloomForCausalLM": "ALiBi", "T5ForConditionalGeneration": "T5's bias"}
 PAGE, MARKS = ROOT / "docs" / "how-to" / "hosts-models.md", ("<!-- families -->", "<!-- end -->")
 
 
 def rows() -> list[str]:
     """One line a family."""
+    from tests.backends.hf.models import tiny
     from tests.hosts.families import FAMILIES, TABLES
-    from tests.hosts.test_families import apart, inputs_of, logits, own_again, stopped
-    from tests.sources.huggingface.models import tiny
+    from tests.hosts.test_families import (
+        inputs_of,
+        logits,
+        logits_without_position,
+        max_difference,
+        reinstall_own_position,
+    )
 
     from toeplens import hosts
 
-    made = []
+    lines = []
     for name, (kind, sizes) in FAMILIES.items():
         model = tiny(kind, **sizes)
         off, on = [], []
         for padding in ("whole", "right"):
             inputs = inputs_of(model, padding)
-            plain, wanted = logits(model, inputs), stopped(model, inputs)
+            plain, expected = logits(model, inputs), logits_without_position(model, inputs)
             hosts.install(model, "nope")
-            off.append(apart(logits(model, inputs), wanted))
+            off.append(max_difference(logits(model, inputs), expected))
             hosts.uninstall(model)
             assert logits(model, inputs).equal(plain), name
-            if own_again(model):
-                on.append(apart(logits(model, inputs), plain))
+            if reinstall_own_position(model):
+                on.append(max_difference(logits(model, inputs), plain))
                 hosts.uninstall(model)
-        own = OWN.get(kind) or ("a table at the input" if kind in TABLES else "a rotation")
+        own = OWN_POSITION.get(kind) or ("a table at the input" if kind in TABLES else "a rotation")
         again = f"{max(on):.0e}" if on else "not tested"
-        made.append(f"| {name} | {own} | {max(off):.0e} | {again} |")
-    return made
+        lines.append(f"| {name} | {own} | {max(off):.0e} | {again} |")
+    return lines
 
 
 def main() -> None:

@@ -17,23 +17,23 @@ from typing import Any, get_args
 from recorded import RESULTS, record_of
 from simulated import EFFECTS, Shape, simulate
 
-from toeplens.cli.studies import gather
-from toeplens.ground import read_json, write_json
+from toeplens.cli.studies import load_study
 from toeplens.papers.deposit import claims_of
 from toeplens.studies import Results, judge
-from toeplens.studies.kit.claims import Entry
+from toeplens.studies.kit.claims import LedgerEntry
+from toeplens.utils import read_json, write_json
 
-D, C, BOTH = "trigger-distance", "trigger-count", ("paper", "released")
-TEN = 10  # models of a cell that the desk record was judged by, but for these (docs/decisions/06)
-_FIRST = {(each, C, name): 5 for each in BOTH for name in ("absolute", "mla", "nope", "rope")} | {
-    (each, D, name): 5 for each in BOTH for name in ("partial-1", "partial-2")
+D, C, PROTOCOLS = "trigger-distance", "trigger-count", ("paper", "released")
+NUM_SEEDS = 10  # models of a cell that the desk record was judged by, but for these (docs/decisions/06)
+_FIRST = {(each, C, name): 5 for each in PROTOCOLS for name in ("absolute", "mla", "nope", "rope")} | {
+    (each, D, name): 5 for each in PROTOCOLS for name in ("partial-1", "partial-2")
 }
 # looked at before, as they were made: of five models each, of ten, with Task 2, with RoPE on one and on two heads
-_NO_HEADS = _FIRST | {(each, D, name): 0 for each in BOTH for name in ("partial-1", "partial-2")}
-_NO_COUNT = _NO_HEADS | {(each, C, name): 0 for each in BOTH for name in ("absolute", "mla", "nope", "rope")}
+_NO_HEADS = _FIRST | {(each, D, name): 0 for each in PROTOCOLS for name in ("partial-1", "partial-2")}
+_NO_COUNT = _NO_HEADS | {(each, C, name): 0 for each in PROTOCOLS for name in ("absolute", "mla", "nope", "rope")}
 _FIVE = _NO_COUNT | {
     (each, D, name): 5
-    for each in BOTH
+    for each in PROTOCOLS
     for name in ("absolute", "alibi", "mla", "nope", "relative", "rope", "rope-absolute", "rope-alone")
 }
 _SECOND = _FIRST | {
@@ -52,33 +52,33 @@ _THIRD = _SECOND | {
     ("paper", D, "rope"): 20,
 }
 _FOURTH = _THIRD | {("paper", D, "mla"): 50, ("paper", D, "absolute"): 20, ("paper", D, "alibi"): 30}
-EARLIER = (_FIVE, _NO_COUNT, _NO_HEADS, _FIRST, _SECOND, _THIRD, _FOURTH)  # its looks before the last
+EARLIER_LOOKS = (_FIVE, _NO_COUNT, _NO_HEADS, _FIRST, _SECOND, _THIRD, _FOURTH)  # its looks before the last
 
 
-def judged_before(content: Mapping[str, Any], results: Results) -> list[list[Entry]]:
+def ledger_at_look(content: Mapping[str, Any], results: Results) -> list[list[LedgerEntry]]:
     """The ledger of desk at each look before the last, by the models that it had then and the rules as they are now."""
-    found, cells = [], results.cells
-    for look in EARLIER:
+    result, cells = [], results.cells
+    for look in EARLIER_LOOKS:
         count: Counter[tuple[str, str, str]] = Counter()
         had = []
         for cell in cells:
-            place = cell.key.protocol, cell.key.task, cell.key.label
-            count[place] += 1
-            if count[place] <= look.get(place, TEN):
+            cell_key = cell.key.protocol, cell.key.task, cell.key.label
+            count[cell_key] += 1
+            if count[cell_key] <= look.get(cell_key, NUM_SEEDS):
                 had.append(cell)
         if len(had) < len(cells):
-            found.append(judge(claims_of(content["parts"]), Results(had), content["protocols"]))
-    return found
+            result.append(judge(claims_of(content["parts"]), Results(had), content["protocols"]))
+    return result
 
 
-def simulated(worlds: int) -> dict[str, Any]:
+def simulate_errors(worlds: int) -> dict[str, Any]:
     """What results/false-verdicts.json holds."""
     record = record_of("desk")
     assert record is not None
     content, results = record.content, record.results
     entries = judge(claims_of(content["parts"]), results, content["protocols"])
-    earlier = judged_before(content, results)
-    found = {
+    earlier = ledger_at_look(content, results)
+    result = {
         (shape, effect): simulate(entries, worlds=worlds, effect=effect, shape=shape, earlier=earlier)
         for shape in get_args(Shape)
         for effect in EFFECTS
@@ -92,9 +92,9 @@ def simulated(worlds: int) -> dict[str, Any]:
             "plain_any_wrong": each.plain_any_wrong,
             "right": round(sum(error.right for error in each.errors) / len(each.errors), 4),
         }
-        for (shape, effect), each in found.items()
+        for (shape, effect), each in result.items()
     ]
-    normal = [found["normal", effect].errors for effect in EFFECTS]
+    normal = [result["normal", effect].errors for effect in EFFECTS]
     rules = [
         {"id": row[0].claim, "protocol": row[0].protocol, "wrong": [[e.wrong_holds, e.wrong_fails] for e in row]}
         for row in zip(*normal, strict=True)
@@ -109,10 +109,10 @@ def simulated(worlds: int) -> dict[str, Any]:
     }
 
 
-def judge_again() -> None:
+def rejudge_records() -> None:
     """Write each record's claims.json."""
     for path in sorted(RESULTS.glob("*/claims.json")):
-        study = gather(path.parent)
+        study = load_study(path.parent)
         write_json(path, {**read_json(path), "claims": [entry.to_dict() for entry in study.entries]})
 
 
@@ -121,6 +121,6 @@ if __name__ == "__main__":
     parser.add_argument("--simulate", type=int, metavar="WORLDS", help="number of simulated studies")
     worlds = parser.parse_args().simulate
     if worlds:
-        (RESULTS / "false-verdicts.json").write_text(json.dumps(simulated(worlds), indent=1) + "\n")
+        (RESULTS / "false-verdicts.json").write_text(json.dumps(simulate_errors(worlds), indent=1) + "\n")
     else:
-        judge_again()
+        rejudge_records()

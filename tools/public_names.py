@@ -18,9 +18,9 @@ _HEAD = "# Made by tools/public_names.py: what docs/reference/stability.md says 
 
 
 def public_names() -> str:
-    """Every public name of the package and of its floors, a line each, with its parameters if it has any."""
-    floors = [name for name in toeplens.__all__ if inspect.ismodule(getattr(toeplens, name))]
-    packages = {"toeplens": toeplens} | {f"toeplens.{name}": getattr(toeplens, name) for name in floors}
+    """Every public name of the package and its subpackages, a line each, with its parameters if it has any."""
+    names = [name for name in toeplens.__all__ if inspect.ismodule(getattr(toeplens, name))]
+    packages = {"toeplens": toeplens} | {f"toeplens.{name}": getattr(toeplens, name) for name in names}
     lines = [
         f"{place}.{name}{_parameters(getattr(package, name))}"
         for place, package in packages.items()

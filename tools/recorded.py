@@ -11,17 +11,17 @@ from typing import Any
 
 import yaml
 
-from toeplens.ground import read_json
 from toeplens.studies import CellResult, Results
 from toeplens.studies.grid import GridSpec, grid_spec
 from toeplens.studies.kit.study import read_record
 from toeplens.training import PRESETS
+from toeplens.utils import read_json
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedStudy:
     """A study's record: what it holds, and its ledger."""
 
     name: str
@@ -64,9 +64,9 @@ class Recorded:
         return self.spec.model if "spec" in self.content else PRESETS[self.content["scale"]].model
 
 
-def record_of(name: str) -> Recorded | None:
+def record_of(name: str) -> RecordedStudy | None:
     """A record of results/; None where there is none yet."""
     results, claims = RESULTS / name / "results.json.xz", RESULTS / name / "claims.json"
     if not results.exists() or not claims.exists():
         return None
-    return Recorded(name, read_record(results).content, read_json(claims)["claims"])
+    return RecordedStudy(name, read_record(results).content, read_json(claims)["claims"])

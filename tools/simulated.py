@@ -9,8 +9,17 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from toeplens.studies.kit.claims import Entry, settle
-from toeplens.studies.kit.verdicts import ENOUGH, OPEN, Comparison, Contrast, Finding, Verdict, one_sided, within
+from toeplens.studies.kit.claims import LedgerEntry, adjust
+from toeplens.studies.kit.verdicts import (
+    MIN_SEEDS,
+    OPEN_VERDICTS,
+    Comparison,
+    Contrast,
+    Finding,
+    Verdict,
+    one_sided,
+    within,
+)
 
 Shape = Literal["normal", "two-valued", "skewed", "as seen"]
 Counts = Sequence[int]  # models of each term of a comparison; empty where it was not made
@@ -54,20 +63,20 @@ class Simulation:
 
 
 def simulate(
-    entries: Sequence[Entry],
+    entries: Sequence[LedgerEntry],
     *,
     worlds: int = 200,
     effect: str = "nothing there",
     shape: Shape = "normal",
-    earlier: Sequence[Sequence[Entry]] = (),
+    earlier: Sequence[Sequence[LedgerEntry]] = (),
     seed: int = 0,
 ) -> Simulation:
     """Judge a ledger in worlds in which every comparison's mean is a stated multiple of its bar.
 
     The mean is 0, the bar, or twice the bar; of two bars the one farther from 0 counts, and a bar at 0 is where
     "nothing there" and "at the bar" are the same. Spreads and numbers of models are those of the ledger's own data, at
-    least `ENOUGH` models a term. A comparison at its bar is neither true nor false, so that whatever is said of it is
-    wrong. Models that several comparisons share are drawn once for all of them.
+    least `MIN_SEEDS` models a term. A comparison at its bar is neither true nor false, so that whatever is said of it
+    is wrong. Models that several comparisons share are drawn once for all of them.
 
     Arguments
         entries  judged claims; those without any comparison of means are left out
@@ -78,27 +87,30 @@ def simulate(
         earlier  the ledger at each look before the last, when it had fewer models: said wrongly is then what is wrong
                  at any look, and rightly what is right at the last
     """
-    asked = [entry for entry in entries if any(part.comparison is not None for part in entry.findings)]
+    open_entries = [entry for entry in entries if any(part.comparison is not None for part in entry.findings)]
     size = EFFECTS[effect]
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, get_args(Shape).index(shape)))))
-    before = [_as_it_was(asked, look) for look in earlier]
-    truths = [_truth([_part_truth(part, size) for part in entry.findings if part.essential]) for entry in asked]
-    counts = np.zeros((len(asked), 3))
+    before = [_at_earlier_look(open_entries, look) for look in earlier]
+    truths = [
+        _true_verdict([_true_part_verdict(part, size) for part in entry.findings if part.essential])
+        for entry in open_entries
+    ]
+    counts = np.zeros((len(open_entries), 3))
     wrong = np.zeros((worlds, 3), dtype=bool)
     for world in range(worlds):
         noise = _Noise(shape, rng)
-        drawn = [tuple(_drawn(part, size, noise) for part in entry.findings) for entry in asked]
-        few = [[_firsts(*each) for each in zip(drawn, counts, strict=True)] for counts in before]
-        looks = [settle(found) for found in (*few, drawn)]
-        for place, truth in enumerate(truths):
-            said = [_said(look[place][0]) for look in looks]
-            plain = [_said(look[place][1]) for look in looks]
-            counts[place] += (
-                "holds" in said and truth != "holds",
-                "fails" in said and truth != "fails",
-                said[-1] == truth,
+        samples = [tuple(_simulated_part(part, size, noise) for part in entry.findings) for entry in open_entries]
+        few = [[_first_seeds(*each) for each in zip(samples, counts, strict=True)] for counts in before]
+        looks = [adjust(result) for result in (*few, samples)]
+        for index, truth in enumerate(truths):
+            verdicts = [_label(look[index][0]) for look in looks]
+            plain = [_label(look[index][1]) for look in looks]
+            counts[index] += (
+                "holds" in verdicts and truth != "holds",
+                "fails" in verdicts and truth != "fails",
+                verdicts[-1] == truth,
             )
-            wrong[world] |= [bool(set(each) - {"open", truth}) for each in (said, said[-1:], plain)]
+            wrong[world] |= [bool(set(each) - {"open", truth}) for each in (verdicts, verdicts[-1:], plain)]
     rates = counts / worlds
     return Simulation(
         effect,
@@ -107,20 +119,23 @@ def simulate(
         float(wrong[:, 0].mean()),
         float(wrong[:, 1].mean()),
         float(wrong[:, 2].mean()),
-        tuple(Errors(entry.claim.id, entry.protocol, *row) for entry, row in zip(asked, rates.tolist(), strict=True)),
+        tuple(
+            Errors(entry.claim.id, entry.protocol, *row)
+            for entry, row in zip(open_entries, rates.tolist(), strict=True)
+        ),
     )
 
 
-def _said(verdict: Verdict) -> str:
-    return "open" if verdict in OPEN else "holds" if verdict.startswith("holds") else verdict
+def _label(verdict: Verdict) -> str:
+    return "open" if verdict in OPEN_VERDICTS else "holds" if verdict.startswith("holds") else verdict
 
 
-def _truth(parts: Sequence[str]) -> str:
+def _true_verdict(parts: Sequence[str]) -> str:
     """Of a claim: "fails" if an essential part is false, "holds" if all are true, else "at the bar"."""
     return "fails" if "fails" in parts else "holds" if set(parts) == {"holds"} else "at the bar"
 
 
-def _part_truth(part: Finding, size: float) -> str:
+def _true_part_verdict(part: Finding, size: float) -> str:
     if part.comparison is None:
         return part.verdict
     low, high, mean = part.comparison.low, part.comparison.high, _mean(part.comparison, size)
@@ -148,47 +163,47 @@ class _Noise:
         self.drawn: dict[tuple[tuple[float, ...], bool], np.ndarray] = {}
 
     def of(self, values: tuple[float, ...], grain: float) -> np.ndarray:
-        """At least `ENOUGH` models, with a spread of no less than the grain."""
-        count, spread = max(len(values), ENOUGH), float(np.std(values, ddof=1)) if len(values) > 1 else _SPREAD
+        """At least `MIN_SEEDS` models, with a spread of no less than the grain."""
+        count, spread = max(len(values), MIN_SEEDS), float(np.std(values, ddof=1)) if len(values) > 1 else _SPREAD
         if len(set(values)) < 2:
             return _NOISE[self.shape](self.rng, count) * max(spread, grain)
         lie = np.subtract(values, np.mean(values)) / spread
-        seen = self.shape == "as seen" and spread > grain
-        known = tuple(lie.round(6).tolist()), seen
+        as_observed = self.shape == "as seen" and spread > grain
+        known = tuple(lie.round(6).tolist()), as_observed
         if known not in self.drawn:
             off = lie * (len(values) / (len(values) - 1)) ** 0.5
-            self.drawn[known] = self.rng.choice(off, count) if seen else _NOISE[self.shape](self.rng, count)
+            self.drawn[known] = self.rng.choice(off, count) if as_observed else _NOISE[self.shape](self.rng, count)
         return self.drawn[known] * max(spread, grain)
 
 
-def _drawn(part: Finding, size: float, noise: _Noise) -> Finding:
+def _simulated_part(part: Finding, size: float, noise: _Noise) -> Finding:
     if part.comparison is None:
         return part
-    seen, mean = part.comparison.seen, _mean(part.comparison, size)
+    contrast, mean = part.comparison.mean, _mean(part.comparison, size)
     terms = []
-    for place, (weight, values) in enumerate(seen.terms):
-        off = noise.of(values, seen.grain)
+    for place, (weight, values) in enumerate(contrast.terms):
+        off = noise.of(values, contrast.grain)
         terms.append((weight, tuple((off + (mean / weight if place == 0 else 0.0)).tolist())))
-    return _of(part, Contrast(tuple(terms), seen.grain))
+    return _subset(part, Contrast(tuple(terms), contrast.grain))
 
 
-def _as_it_was(asked: Sequence[Entry], look: Sequence[Entry]) -> list[list[Counts]]:
+def _at_earlier_look(asked: Sequence[LedgerEntry], look: Sequence[LedgerEntry]) -> list[list[Counts]]:
     """Of each claim's parts, the models that each term had at an earlier look."""
     had = {(entry.claim.id, entry.protocol): entry.findings for entry in look}
-    found = []
+    result = []
     for entry in asked:
         parts = list(had.get((entry.claim.id, entry.protocol), ()))
         counts = []
-        for own in entry.findings:
-            part = next((each for each in parts if _about(each) == _about(own)), None)
+        for finding in entry.findings:
+            part = next((each for each in parts if _evidence_template(each) == _evidence_template(finding)), None)
             if part is not None:
                 parts.remove(part)
-            counts.append(_counts(part, own))
-        found.append(counts)
-    return found
+            counts.append(_counts(part, finding))
+        result.append(counts)
+    return result
 
 
-def _about(part: Finding) -> str:
+def _evidence_template(part: Finding) -> str:
     """The evidence of a part without the numbers and the excluded models."""
     return re.sub(
         r" \([^()]*(?:left out|excluded):[^()]*\)", "", re.split(r": (?=-?\d|no finished run)", part.evidence)[0]
@@ -197,28 +212,28 @@ def _about(part: Finding) -> str:
 
 def _counts(part: Finding | None, now: Finding) -> Counts:
     had = part.comparison if part is not None else None
-    if had is None or now.comparison is None or len(had.seen.terms) != len(now.comparison.seen.terms):
+    if had is None or now.comparison is None or len(had.mean.terms) != len(now.comparison.mean.terms):
         return ()
-    return [len(values) for _, values in had.seen.terms]
+    return [len(values) for _, values in had.mean.terms]
 
 
-def _firsts(parts: Sequence[Finding], counts: Sequence[Counts]) -> tuple[Finding, ...]:
+def _first_seeds(parts: Sequence[Finding], counts: Sequence[Counts]) -> tuple[Finding, ...]:
     """The parts by the first models of each term; undecided where there were none."""
-    found = []
+    result = []
     for part, few in zip(parts, counts, strict=True):
         if part.comparison is not None:
-            seen = part.comparison.seen
-            own = few or [0] * len(seen.terms)
-            terms = tuple((weight, values[:count]) for (weight, values), count in zip(seen.terms, own, strict=True))
-            part = _of(part, Contrast(terms, seen.grain))
-        found.append(part)
-    return tuple(found)
+            contrast = part.comparison.mean
+            own = few or [0] * len(contrast.terms)
+            terms = tuple((weight, values[:count]) for (weight, values), count in zip(contrast.terms, own, strict=True))
+            part = _subset(part, Contrast(terms, contrast.grain))
+        result.append(part)
+    return tuple(result)
 
 
-def _of(part: Finding, seen: Contrast) -> Finding:
+def _subset(part: Finding, seen: Contrast) -> Finding:
     assert part.comparison is not None
-    found = replace(within("", seen, part.comparison.low, part.comparison.high), essential=part.essential)
-    return one_sided(found, holds=part.sides[0], fails=part.sides[1], why="")
+    result = replace(within("", seen, part.comparison.low, part.comparison.high), essential=part.essential)
+    return one_sided(result, holds=part.sides[0], fails=part.sides[1], cause="")
 
 
 _NOISE: dict[Shape, Callable[[np.random.Generator, int], np.ndarray]] = {

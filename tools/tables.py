@@ -19,23 +19,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from recorded import RESULTS, Recorded, record_of
+from recorded import RESULTS, RecordedStudy, record_of
 
-from toeplens.ground.words import fixed
 from toeplens.papers.deposit import SCALES
-from toeplens.papers.deposit.measured import END, decided, factor_table, factor_wholes, in_order, left_over, look_at
-from toeplens.papers.deposit.spec import BASES, RUNGS, TASK, title
-from toeplens.studies import ENOUGH, CellResult
+from toeplens.papers.deposit.measures import (
+    END,
+    excludes_zero,
+    head_costs,
+    is_in_order,
+    sum_and_remainder,
+    switch_effects,
+    switch_totals,
+)
+from toeplens.papers.deposit.spec import SCALE_VARIANTS, SWEEP_BASES, SWEEP_TASK, title
+from toeplens.studies import MIN_SEEDS, CellResult
 from toeplens.studies.grid import language
-from toeplens.studies.grid.measured import kept
-from toeplens.studies.kit.results import ACCURACY, Figure, estimated
-from toeplens.studies.kit.verdicts import of_one, verdict_text
+from toeplens.studies.grid.measures import skill_retained
+from toeplens.studies.kit.results import ACCURACY, ModelValue, estimate_mean
+from toeplens.studies.kit.verdicts import mean_contrast, verdict_text
 from toeplens.training.presets import PROTOCOLS
+from toeplens.utils.formatting import fmt
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-KNOWN = ROOT / "src" / "toeplens" / "papers" / "deposit" / "recorded.json"
-PICTURE = DOCS / "images" / "deposit.svg"
+VERDICTS_FILE = ROOT / "src" / "toeplens" / "papers" / "deposit" / "recorded.json"
+DEPOSIT_SVG = DOCS / "images" / "deposit.svg"
 REPRODUCED = ("desk", "laptop")  # the reproduction's records, the larger scale first
 Row = Iterable[str]
 
@@ -50,11 +58,11 @@ def table(*rows: Row) -> Iterator[str]:
 
 
 @cache
-def record(name: str) -> Recorded:
+def record(name: str) -> RecordedStudy:
     """A record by its folder's name."""
-    found = record_of(name)
-    assert found is not None, f"results/{name} holds no record"
-    return found
+    result = record_of(name)
+    assert result is not None, f"results/{name} holds no record"
+    return result
 
 
 @cache
@@ -67,8 +75,8 @@ def spread(values: Iterable[float | None], digits: int = 2, *, percent: bool = F
     known = [float(value) for value in values if value is not None and math.isfinite(value)]
     scale, unit = (100, "%") if percent else (1, "")
     if not known:
-        return fixed(None, digits)
-    mean, low, high = (fixed(scale * value, digits) for value in (float(np.mean(known)), min(known), max(known)))
+        return fmt(None, digits)
+    mean, low, high = (fmt(scale * value, digits) for value in (float(np.mean(known)), min(known), max(known)))
     models = f", {len(known)} of {of} models" if of > len(known) else ""
     return (f"{mean}{unit} ({low} to {high})" if len(known) > 1 else f"{mean}{unit}") + models
 
@@ -76,16 +84,16 @@ def spread(values: Iterable[float | None], digits: int = 2, *, percent: bool = F
 # ---- ledgers ---------------------------------------------------------------------------------------------------------
 
 
-SHORTER = {  # patterns in the sources of claims, to keep the tables narrow
+ABBREVIATIONS = {  # patterns in the sources of claims, to keep the tables narrow
     r"arXiv (?=\d)": "",
     r"ICLR 2026 version \(summary\): ": "ICLR 2026, ",
     r", among the related papers listed with [\d.]+": "",
 }
 
 
-def cited(source: str) -> str:
+def short_citation(source: str) -> str:
     """The source of a claim in its short form."""
-    for pattern, short in SHORTER.items():
+    for pattern, short in ABBREVIATIONS.items():
         source = re.sub(pattern, short, source)
     return source
 
@@ -95,12 +103,12 @@ def claims(*words: str, statement: bool = True) -> Iterator[str]:
     split = words.index(":") if ":" in words else len(words)
     names, only = words[:split], words[split + 1 :]
     verdicts: dict[str, dict[tuple[str, str | None], str]] = {}
-    said: dict[str, str] = {}
+    statements: dict[str, str] = {}
     for name in names:
         for entry in ledger(name):
             if not only or entry["id"] in only:
-                source = cited(entry["source"])
-                said.setdefault(entry["id"], f"{entry['statement']} ({source})" if statement else source)
+                source = short_citation(entry["source"])
+                statements.setdefault(entry["id"], f"{entry['statement']} ({source})" if statement else source)
                 verdict = verdict_text(entry["verdict"])
                 verdicts.setdefault(entry["id"], {})[name, entry["protocol"]] = verdict
     columns = sorted(
@@ -108,7 +116,7 @@ def claims(*words: str, statement: bool = True) -> Iterator[str]:
     )
     yield from table(
         ("claim", "statement" if statement else "source", *(", ".join(filter(None, at)) for at in columns)),
-        *((f"`{c}`", said[c], *(verdicts[c].get(at, "–") for at in columns)) for c in only or verdicts),
+        *((f"`{c}`", statements[c], *(verdicts[c].get(at, "–") for at in columns)) for c in only or verdicts),
     )
 
 
@@ -123,10 +131,10 @@ def counts(*names: str) -> Iterator[str]:
     for name in names:
         for protocol in dict.fromkeys(entry["protocol"] for entry in ledger(name)):
             entries = [entry for entry in ledger(name) if entry["protocol"] == protocol]
-            found = [entry["verdict"] for entry in entries]
-            numbers = [len(found), *(found.count(kind) for kind in ("holds", "holds in part", "fails"))]
-            numbers += [sum(verdict.startswith("leans") for verdict in found), found.count("undecided")]
-            numbers.append(sum(entry["plain"] != entry["verdict"] for entry in entries))
+            result = [entry["verdict"] for entry in entries]
+            numbers = [len(result), *(result.count(kind) for kind in ("holds", "holds in part", "fails"))]
+            numbers += [sum(verdict.startswith("leans") for verdict in result), result.count("undecided")]
+            numbers.append(sum(entry["uncorrected"] != entry["verdict"] for entry in entries))
             rows.append((f"`{name}`", protocol or "–", *map(str, numbers)))
     heads = "holds", "holds in part", "fails", "indicative", "undecided", "different without correction"
     yield from table(("record", "protocol", "claims", *heads), *rows)
@@ -153,15 +161,17 @@ def errors() -> Iterator[str]:
 # ---- encodings -------------------------------------------------------------------------------------------------------
 
 
-def _skilled(name: str, value: Callable[[CellResult], float]) -> Figure:
-    return Figure(name, value, lambda cell: cell.skilled and cell.ablation is not None)
+def _skilled(name: str, value: Callable[[CellResult], float]) -> ModelValue:
+    return ModelValue(name, value, lambda cell: cell.is_skilled and cell.ablation is not None)
 
 
-FIGURES: Mapping[str, Mapping[str, Figure]] = {
+FIGURES: Mapping[str, Mapping[str, ModelValue]] = {
     "accuracy": {"": ACCURACY},
     "largest-cost": {"": _skilled("largest ablation effect of a head", lambda cell: cell.peak)},
     "kept": {
-        f", {factor:g}×": Figure("", lambda cell, factor=factor: kept(cell, factor), lambda cell: cell.skilled)
+        f", {factor:g}×": ModelValue(
+            "", lambda cell, factor=factor: skill_retained(cell, factor), lambda cell: cell.is_skilled
+        )
         for factor in (1.5, 2.0)
     },
 }
@@ -172,18 +182,20 @@ def encodings(figure: str, protocol: str, *places: str) -> Iterator[str]:
     columns = [(*place.split("/"), *each) for place in places for each in FIGURES[figure].items()]
     titles: dict[str, str] = {}
     for name, task, *_ in columns:
-        titles |= _plain(record(name)) if "spec" in record(name).content else record(name).titles_under(protocol, task)
+        titles |= (
+            _plain_text(record(name)) if "spec" in record(name).content else record(name).titles_under(protocol, task)
+        )
     rows = []
     for label, words in titles.items():
-        told = [_measured(name, protocol, task, label, each) for name, task, _, each in columns]
-        rows.append(([-value for value, _ in told], words, [text for _, text in told]))
+        cells = [_measured(name, protocol, task, label, each) for name, task, _, each in columns]
+        rows.append(([-value for value, _ in cells], words, [text for _, text in cells]))
     records = dict.fromkeys(name for name, *_ in columns)
     several = len(records) > 1 or len({task for _, task, *_ in columns}) == 1
     heads = [f"`{name if several else task}`{suffix}" for name, task, suffix, _ in columns]
     rules = {row["task"]: row for name in records for row in record(name).content["table"] if "rule" in row}
     best = [f"{100 * rules[task]['rule_accuracy']:.0f} ({rules[task]['rule']})" for _, task, *_ in columns if rules]
     last = [("*best rule without a model*", *best)] if best and figure == "accuracy" else []
-    yield from table(("encoding", *heads), *((words, *told) for _, words, told in sorted(rows)), *last)
+    yield from table(("encoding", *heads), *((words, *cells) for _, words, cells in sorted(rows)), *last)
 
 
 # an encoding's title, and its labels under either protocol
@@ -203,10 +215,11 @@ def effects() -> Iterator[str]:
     rows = []
     for words, *labels in EFFECTS:
         places = [(name, *each) for name in REPRODUCED for each in zip(PROTOCOLS, labels, strict=True)]
-        found = (
-            _measured(name, protocol, TASK, label, FIGURES["largest-cost"][""]) for name, protocol, label in places
+        result = (
+            _measured(name, protocol, SWEEP_TASK, label, FIGURES["largest-cost"][""])
+            for name, protocol, label in places
         )
-        rows.append((words, *(text.partition(" (")[0] for _, text in found)))
+        rows.append((words, *(text.partition(" (")[0] for _, text in result)))
     yield from table(("encoding", *(f"{name}, {protocol}" for name in REPRODUCED for protocol in PROTOCOLS)), *rows)
 
 
@@ -227,13 +240,16 @@ CHOICE = (
 
 def choice() -> Iterator[str]:
     """Each encoding with its main figures in three records; a star: fewer models count than were trained."""
-    found = record("language")
+    result = record("language")
 
     def text(label: str) -> list[str]:
         if not label:
             return ["–"] * 2
-        cells = [cell for cell in found.results.of("language", label) if language.is_language(cell)]
-        return [fixed(float(np.mean([of(cell) for cell in cells])), 2) for of in (language.bits, language.lost)]
+        cells = [cell for cell in result.results.cells_of("language", label) if language.is_language(cell)]
+        return [
+            fmt(float(np.mean([of(cell) for cell in cells])), 2)
+            for of in (language.bits_per_byte, language.bits_increase)
+        ]
 
     twice = FIGURES["kept"][", 2×"]
     yield from table(
@@ -252,7 +268,7 @@ def choice() -> Iterator[str]:
                 _short("canonical", "index", grid, ACCURACY),
                 _short("canonical", "index", grid, twice),
                 _short("canonical", "retrieval", grid, twice),
-                _short("desk", TASK, desk, ACCURACY),
+                _short("desk", SWEEP_TASK, desk, ACCURACY),
                 *text(words),
             )
             for title, grid, desk, words in CHOICE
@@ -263,49 +279,49 @@ def choice() -> Iterator[str]:
 def tasks(name: str) -> Iterator[str]:
     """Accuracy on every task of a grid, for the encodings that were trained on all of them."""
     rows = [
-        (f"`{task}`", *(_short(name, task, label, ACCURACY) for label in _plain(record(name))))
+        (f"`{task}`", *(_short(name, task, label, ACCURACY) for label in _plain_text(record(name))))
         for task in record(name).spec.tasks
     ]
-    yield from table(("task", *_plain(record(name)).values()), *rows)
+    yield from table(("task", *_plain_text(record(name)).values()), *rows)
 
 
-def _plain(found: Recorded) -> dict[str, str]:
+def _plain_text(found: RecordedStudy) -> dict[str, str]:
     return {each.label: each.title for each in found.spec.columns() if set(each.tasks) == set(found.spec.tasks)}
 
 
-def _short(name: str, task: str, label: str, figure: Figure) -> str:
+def _short(name: str, task: str, label: str, figure: ModelValue) -> str:
     """Mean of a figure in per cent; with a star if fewer models count than were trained."""
-    cells = [cell for cell in record(name).results.of(task, label) if cell.key.protocol == "paper"]
+    cells = [cell for cell in record(name).results.cells_of(task, label) if cell.key.protocol == "paper"]
     values = [value for value in figure.by_seed(cells).values() if math.isfinite(value)]
     if not values:
         return "–"
     star = "*" if len(values) < len(cells) else ""
-    return f"{100 * of_one(values, figure.grain).estimate().value:.0f}{star}"
+    return f"{100 * mean_contrast(values, figure.grain).estimate().value:.0f}{star}"
 
 
-def _measured(name: str, protocol: str, task: str, label: str, figure: Figure) -> tuple[float, str]:
+def _measured(name: str, protocol: str, task: str, label: str, figure: ModelValue) -> tuple[float, str]:
     """Mean of a figure; and as text: in per cent, with its interval over seeds and the number of models."""
-    cells = [cell for cell in record(name).results.of(task, label) if cell.key.protocol == protocol]
+    cells = [cell for cell in record(name).results.cells_of(task, label) if cell.key.protocol == protocol]
     values = [value for value in figure.by_seed(cells).values() if math.isfinite(value)]
     if not values:
         return -math.inf, f"– ({len(values)} of {len(cells)})" if cells else "–"
-    found, models = of_one(values, figure.grain).estimate(), f"({len(values)} of {len(cells)})"
-    if len(values) < ENOUGH:
-        return found.value, f"{100 * found.value:.0f} {models}"
-    high = min(found.high, 1.0) if figure is ACCURACY else found.high
-    return found.value, f"{100 * found.value:.0f} [{100 * found.low:.0f}, {100 * high:.0f}] {models}"
+    result, models = mean_contrast(values, figure.grain).estimate(), f"({len(values)} of {len(cells)})"
+    if len(values) < MIN_SEEDS:
+        return result.value, f"{100 * result.value:.0f} {models}"
+    high = min(result.high, 1.0) if figure is ACCURACY else result.high
+    return result.value, f"{100 * result.value:.0f} [{100 * result.low:.0f}, {100 * high:.0f}] {models}"
 
 
 def records(*names: str) -> Iterator[str]:
     """Models trained for each record."""
     rows = []
     for name in names:
-        found = record(name)
-        cells = found.results.cells
-        sizes = ", ".join(str(found.sizes[key]) for key in ("num_layers", "num_heads", "d_model"))
+        result = record(name)
+        cells = result.results.cells
+        sizes = ", ".join(str(result.sizes[key]) for key in ("num_layers", "num_heads", "d_model"))
         each = list(dict.fromkeys(cell.key.task for cell in cells))
         told = ", ".join(f"`{task}`" for task in each) if len(each) < 4 else f"{len(each)} tasks"
-        protocols, seeds = dict.fromkeys(cell.key.protocol for cell in cells), dict.fromkeys(found.seeds)
+        protocols, seeds = dict.fromkeys(cell.key.protocol for cell in cells), dict.fromkeys(result.seeds)
         models, most = len({cell.run for cell in cells}), max(cell.parameters for cell in cells)
         numbers = str(models), " to ".join(map(str, seeds)), sizes, f"{most:,}"
         rows.append((f"`{name}`", ", ".join(protocols), *numbers, told))
@@ -315,20 +331,25 @@ def records(*names: str) -> Iterator[str]:
 
 def languages() -> Iterator[str]:
     """The language models by encoding: mean over seeds, with the lowest and highest value."""
-    found = record("language")
+    result = record("language")
     rows = []
-    for row in language.language_rows(found.spec, found.results):
-        cells = [cell for cell in found.results.of("language", row.label) if language.is_language(cell)]
+    for row in language.language_rows(result.spec, result.results):
+        cells = [cell for cell in result.results.cells_of("language", row.label) if language.is_language(cell)]
         values: list[tuple[Callable[[CellResult], float], bool]] = [
-            (language.bits, False),
-            (language.lost, False),
-            (lambda cell: language.retrieved(cell, 1.0), True),
-            (lambda cell: language.copied(cell, language.NEAR), False),
+            (language.bits_per_byte, False),
+            (language.bits_increase, False),
+            (lambda cell: language.needle_accuracy(cell, 1.0), True),
+            (lambda cell: language.copy_gain(cell, language.NEAR_FACTOR), False),
             (language.deposit, True),
         ]
         told = (spread(map(of, cells), 0 if percent else 2, percent=percent) for of, percent in values)
         rows.append((row.title, *told, f"{row.seconds:.0f}"))
-    heads = ["bits per byte", f"change at {language.LONG:g}× the length", "needles found", "gain from an earlier copy"]
+    heads = [
+        "bits per byte",
+        f"change at {language.LONG_FACTOR:g}× the length",
+        "needles found",
+        "gain from an earlier copy",
+    ]
     yield from table(("encoding", *heads, "largest head's share", "training seconds"), *rows)
 
 
@@ -345,24 +366,24 @@ def switches() -> Iterator[str]:
         "norm": "final norm",
         "activation": "ReLU",
     }
-    found, bases = record("laptop").results, ("nope", "relative", "rope", "mla")
-    rows = [row for row in factor_table(found, PROTOCOLS) if (row.task, row.end) == (TASK, "released")]
+    result, bases = record("laptop").results, ("nope", "relative", "rope", "mla")
+    rows = [row for row in switch_effects(result, PROTOCOLS) if (row.task, row.end) == (SWEEP_TASK, "released")]
     effects = {(row.base, row.switch): row.effect("skill") for row in rows}
-    wholes = {whole.base: whole for whole in factor_wholes(found, PROTOCOLS) if whole.task == TASK}
-    together = {base: estimated(wholes[base].difference("skill")) for base in bases}
-    left = {base: left_over(wholes[base], [r for r in rows if r.base == base], "skill")[1] for base in bases}
+    wholes = {total.base: total for total in switch_totals(result, PROTOCOLS) if total.task == SWEEP_TASK}
+    together = {base: estimate_mean(wholes[base].difference("skill")) for base in bases}
+    left = {base: sum_and_remainder(wholes[base], [r for r in rows if r.base == base], "skill")[1] for base in bases}
 
     def told(estimate: Any) -> str:
         if estimate is None:
             return "no difference"
         words = f"{100 * estimate.value:+.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
-        return f"**{words}**" if decided(estimate) else words
+        return f"**{words}**" if excludes_zero(estimate) else words
 
     yield from table(
         ("switch set to the paper's value", "NoPE", "relative", "RoPE", "MLA"),
         *((words, *(told(effects.get((base, switch))) for base in bases)) for switch, words in names.items()),
         ("all switches together", *(told(together[base]) for base in bases)),
-        ("remainder: interactions of switches", *(told(estimated(left[base])) for base in bases)),
+        ("remainder: interactions of switches", *(told(estimate_mean(left[base])) for base in bases)),
     )
 
 
@@ -370,7 +391,7 @@ def switches() -> Iterator[str]:
 
 COSTS = ("% of the skill", "nats")
 _ROPE = dict(zip(PROTOCOLS, ("rope", "rope-alone"), strict=True))
-MOMENTS = {
+CHECKPOINTS = {
     "able": "first above 90% accuracy, if before the plateau",
     "plateau": "plateau",
     "twice": "2× its steps",
@@ -380,16 +401,16 @@ MOMENTS = {
 
 
 def _cells(protocol: Any, base: str, rung: str) -> list[CellResult]:
-    return record("ladder").results.under(protocol).of(TASK, f"{base}/{rung}" if rung else base)
+    return record("ladder").results.for_protocol(protocol).cells_of(SWEEP_TASK, f"{base}/{rung}" if rung else base)
 
 
-def _named(protocol: Any, base: str) -> str:
+def _label_of(protocol: Any, base: str) -> str:
     name = title(base, protocol)
     return name.replace("RoPE", "RoPE (with sinusoid)", 1) if (protocol, base) == ("released", "rope") else name
 
 
 def _costs(cells: list[CellResult], asked: int, moment: str = END) -> tuple[str, str]:
-    looks, nats = ([look_at(c, moment, by) for c in cells] for by in ("accuracy", "loss"))
+    looks, nats = ([head_costs(c, moment, by) for c in cells] for by in ("accuracy", "loss"))
     return (
         spread((look and look.largest() for look in looks), 0, percent=True, of=asked),
         spread((look and look.largest() for look in nats), of=asked),
@@ -399,36 +420,43 @@ def _costs(cells: list[CellResult], asked: int, moment: str = END) -> tuple[str,
 def rungs() -> Iterator[str]:
     """One setting changed at a time: RoPE, under both protocols."""
     rows = []
-    for rung in ("", *(rung for rung in SCALES["desk"].rungs if rung != "longer" and not RUNGS[rung].tokens)):
-        found = [_cells(protocol, base, rung) for protocol, base in _ROPE.items()]
-        if all(found):
-            changed = RUNGS[rung].title if rung else "nothing (baseline)"
-            rows.append((changed, *(words for cells in found for words in _costs(cells, len(cells)))))
+    for rung in (
+        "",
+        *(rung for rung in SCALES["desk"].scale_variants if rung != "longer" and not SCALE_VARIANTS[rung].tokens),
+    ):
+        result = [_cells(protocol, base, rung) for protocol, base in _ROPE.items()]
+        if all(result):
+            changed = SCALE_VARIANTS[rung].title if rung else "nothing (baseline)"
+            rows.append((changed, *(words for cells in result for words in _costs(cells, len(cells)))))
     yield from table(("changed", *(f"{protocol}, {unit}" for protocol in _ROPE for unit in COSTS)), *rows)
 
 
 def lengths() -> Iterator[str]:
     """Largest ablation effect of a head, by length and encoding."""
-    tokens = {rung: (RUNGS[rung].tokens if rung else None) or SCALES["desk"].model["max_len"] for rung in _lengths()}
+    tokens = {
+        rung: (SCALE_VARIANTS[rung].tokens if rung else None) or SCALES["desk"].model["max_len"] for rung in _lengths()
+    }
     rows = []
     for protocol in PROTOCOLS:
-        for base in BASES[protocol]:
+        for base in SWEEP_BASES[protocol]:
             cells = [_cells(protocol, base, rung) for rung in sorted(tokens, key=lambda rung: tokens[rung])]
             if all(cells):
-                rows.append((f"{_named(protocol, base)}, {protocol}", *(_costs(each, len(each))[0] for each in cells)))
+                rows.append(
+                    (f"{_label_of(protocol, base)}, {protocol}", *(_costs(each, len(each))[0] for each in cells))
+                )
     yield from table(("encoding, protocol", *(f"{count} tokens" for count in sorted(tokens.values()))), *rows)
 
 
 def _lengths() -> list[str]:
-    return ["", *(rung for rung in SCALES["desk"].rungs if RUNGS[rung].tokens)]
+    return ["", *(rung for rung in SCALES["desk"].scale_variants if SCALE_VARIANTS[rung].tokens)]
 
 
 def checkpoints() -> Iterator[str]:
     """The models that were trained on, at checkpoints."""
     cells = [_cells(protocol, base, "longer") for protocol, base in _ROPE.items()]
     rows = (
-        (words, *(_costs([cell for cell in each if in_order(cell, moment)], len(each), moment)[0] for each in cells))
-        for moment, words in MOMENTS.items()
+        (words, *(_costs([cell for cell in each if is_in_order(cell, moment)], len(each), moment)[0] for each in cells))
+        for moment, words in CHECKPOINTS.items()
     )
     yield from table(("checkpoint", *_ROPE), *rows)
 
@@ -440,29 +468,33 @@ def deposit() -> str:
     """The largest ablation effect of a head by encoding, as SVG: mean and 95 % interval over seeds (`desk`)."""
     left, wide, row, top, gap = 140, 300, 26, 62, 170
     figure = FIGURES["largest-cost"][""]
-    drawn, most = [], 0
+    items, most = [], 0
     for number, protocol in enumerate(PROTOCOLS):
         x0 = left + number * (wide + gap)
-        drawn.append(f'<text x="{x0}" y="{top - 18}" font-weight="bold">Protocol: {protocol}</text>')
+        items.append(f'<text x="{x0}" y="{top - 18}" font-weight="bold">Protocol: {protocol}</text>')
         rows = []
-        for label, words in record("desk").titles_under(protocol, TASK).items():
-            cells = [cell for cell in record("desk").results.of(TASK, label) if cell.key.protocol == protocol]
+        for label, words in record("desk").titles_under(protocol, SWEEP_TASK).items():
+            cells = [
+                cell for cell in record("desk").results.cells_of(SWEEP_TASK, label) if cell.key.protocol == protocol
+            ]
             values = [value for value in figure.by_seed(cells).values() if math.isfinite(value)]
             if values:
                 words = "RoPE + sinusoid" if (protocol, label) == ("released", "rope") else words
-                rows.append((of_one(values, figure.grain).estimate(), "RoPE" if label == "rope-alone" else words))
+                rows.append(
+                    (mean_contrast(values, figure.grain).estimate(), "RoPE" if label == "rope-alone" else words)
+                )
         most = max(most, len(rows))
-        drawn += [
+        items += [
             f'<line x1="{x0 + share * wide / 100:.0f}" x2="{x0 + share * wide / 100:.0f}" y1="{top - 8}" '
             f'y2="{top + row * len(rows)}" stroke="#ddd"/><text x="{x0 + share * wide / 100:.0f}" '
             f'y="{top + row * len(rows) + 16}" text-anchor="middle" fill="#666">{share}%</text>'
             for share in (0, 25, 50, 75, 100)
         ]
-        for place, (found, words) in enumerate(sorted(rows, key=lambda each: -each[0].value)):
+        for place, (result, words) in enumerate(sorted(rows, key=lambda each: -each[0].value)):
             y = top + row * place + row // 2
             colour = "#2f6fe0" if "RoPE" in words else "#b5482f"
-            low, mid, high = (x0 + wide * each for each in (found.low, found.value, found.high))
-            drawn += [
+            low, mid, high = (x0 + wide * each for each in (result.low, result.value, result.high))
+            items += [
                 f'<text x="{x0 - 10}" y="{y + 4}" text-anchor="end">{words}</text>',
                 f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="3"/>',
                 f'<circle cx="{mid:.1f}" cy="{y}" r="5" fill="{colour}"/>',
@@ -472,7 +504,7 @@ def deposit() -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" font-family="sans-serif" font-size="13">\n'
         f'<rect width="100%" height="100%" fill="#fff"/>\n<text x="10" y="20" font-size="15">{title}</text>\n'
-        + "\n".join(drawn)
+        + "\n".join(items)
         + "\n</svg>\n"
     )
 
@@ -500,7 +532,7 @@ TABLES: dict[str, Callable[..., Iterator[str]]] = {
 }
 
 
-def filled(page: Path) -> str:
+def fill_page(page: Path) -> str:
     """A page with its tables filled from the records."""
 
     def written(match: re.Match[str]) -> str:
@@ -510,19 +542,22 @@ def filled(page: Path) -> str:
     return re.sub(r"(<!-- table: (.+?) -->)\n.*?<!-- end -->", written, page.read_text("utf-8"), flags=re.DOTALL)
 
 
-def known() -> str:
+def packaged_verdicts() -> str:
     """The records' verdicts, which the package shows next to those of a small study."""
     content = {}
     for name in REPRODUCED:
         seeds = json.loads((RESULTS / name / "claims.json").read_text("utf-8"))["seeds"]
         verdicts = [[entry["id"], entry["protocol"], entry["verdict"]] for entry in ledger(name)]
-        content[name] = {"seeds": SCALES[name].told(seeds), "verdicts": verdicts}
+        content[name] = {"seeds": SCALES[name].seeds_text(seeds), "verdicts": verdicts}
     return json.dumps(content, indent=1) + "\n"
 
 
 def outdated() -> dict[Path, str]:
     """Files that differ from what the records say, with their new content."""
-    made = {page: filled(page) for page in sorted(DOCS.rglob("*.md"))} | {KNOWN: known(), PICTURE: deposit()}
+    made = {page: fill_page(page) for page in sorted(DOCS.rglob("*.md"))} | {
+        VERDICTS_FILE: packaged_verdicts(),
+        DEPOSIT_SVG: deposit(),
+    }
     return {path: text for path, text in made.items() if not path.exists() or path.read_text("utf-8") != text}
 
 

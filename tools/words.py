@@ -1,10 +1,12 @@
 """Fail if the documentation or the source uses words that this project's style replaces by standard terms.
 
-Checks Markdown, templates, study files, and the strings and comments of Python source. Part of `make check`.
+Checks Markdown, templates, study files, and the strings and comments of Python source; and that no module, class or
+function has a pronoun or a participle as its whole name. Part of `make check`.
 """
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import sys
@@ -13,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TEXT = [
+DOCS_FILES = [
     "README.md",
     "CONTRIBUTING.md",
     "docs/**/*.md",
@@ -22,8 +24,8 @@ TEXT = [
     "src/**/*.yaml",
     "src/**/*.js",
 ]
-CODE = ["src/**/*.py", "examples/*.py"]
-INSTEAD = {
+SOURCE_FILES = ["src/**/*.py", "examples/*.py"]
+REPLACEMENTS = {
     r"silenc(e|es|ed|ing)": "ablate, zero-ablate",
     r"points lost|lost points": "accuracy drop",
     r"stands? still|standing still": "frozen",
@@ -51,13 +53,22 @@ INSTEAD = {
     r"what (one|you) (buy|pay)s?": "benefits and costs",
 }
 ALLOWED = {  # path: what may stand there, as a regular expression
-    "src/toeplens/encodings/scaled.py": "beside",  # a parameter's name
+    "src/toeplens/encodings/rope_scaling.py": "beside",  # a parameter's name
     "src/toeplens/studies/kit/verdicts.py": "beside",
-    "src/toeplens/engine/head_watch.py": "at moments",  # recorded with runs
+    "src/toeplens/engine/head_probe.py": "at moments",  # recorded with runs
     "src/toeplens/tasks/sequences.py": "carry out",  # of a sum
 }
+NO_NAME = re.compile(  # words that say nothing about what has this name
+    "_?(told|asked|found|kept|seen|given|made|done|begun|held|shown|taken|left|got|met|said|sent|known|gone"
+    "|whole|own|each|every|others?|ones?|it|they|them|this|that|these|those|some|any|all|both|none"
+    "|here|there|where|when|how|why|what|who|whose|which|now|then|once|still|again|apart|beside|away|along"
+    "|thing|way|place|look|watch|more|most|less|least|rest|such|same|else)_?",
+    re.IGNORECASE,
+)
+PARTICIPLE = re.compile(r"(?i:(?!.*(composed|learned|pretrained|batched|compiled|related|renamed)))_?[A-Za-z][a-z]*ed")
 NAMES = re.compile(r"`[^`]*`|\{[^{}]*\}|\"[\w.-]*\"|'[\w.-]*'")  # code, not prose
-PATTERN = re.compile("|".join(rf"(?P<w{n}>\b(?:{each})\b)" for n, each in enumerate(INSTEAD)), re.IGNORECASE)
+DEFINITIONS = ast.ClassDef | ast.FunctionDef
+PATTERN = re.compile("|".join(rf"(?P<w{n}>\b(?:{each})\b)" for n, each in enumerate(REPLACEMENTS)), re.IGNORECASE)
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:
@@ -71,18 +82,30 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
             yield from enumerate(token.string.splitlines(), start=token.start[0])
 
 
-def found() -> Iterator[str]:
+def find_replaced_words() -> Iterator[str]:
     """One line for each word that should be replaced."""
-    for path in sorted({path for pattern in TEXT + CODE for path in ROOT.glob(pattern)}):
+    for path in sorted({path for pattern in DOCS_FILES + SOURCE_FILES for path in ROOT.glob(pattern)}):
         name = str(path.relative_to(ROOT))
         for number, line in prose(path):
             for match in PATTERN.finditer(NAMES.sub("``", line)):
                 if not re.fullmatch(ALLOWED.get(name, ""), match[0]):
-                    instead = list(INSTEAD.values())[int(str(match.lastgroup)[1:])]
+                    instead = list(REPLACEMENTS.values())[int(str(match.lastgroup)[1:])]
                     yield f"{name}:{number}: {match[0]!r}: write {instead!r}"
 
 
+def find_vague_names() -> Iterator[str]:
+    """One line for each module, class or function called one of `NO_NAME`, or, at module level, a participle."""
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        tree = ast.parse(path.read_text("utf-8"))
+        names = {(node.name, node.lineno) for node in ast.walk(tree) if isinstance(node, DEFINITIONS)}
+        names = {(name, line) for name, line in names if NO_NAME.fullmatch(name)}
+        outer = [(path.stem, 1), *((node.name, node.lineno) for node in tree.body if isinstance(node, DEFINITIONS))]
+        names |= {(name, line) for name, line in outer if PARTICIPLE.fullmatch(name)}
+        for name, line in sorted(names, key=lambda item: item[1]):
+            yield f"{path.relative_to(ROOT)}:{line}: {name}: say what it is (a noun) or does (a verb)"
+
+
 if __name__ == "__main__":
-    lines = list(found())
+    lines = [*find_replaced_words(), *find_vague_names()]
     print("\n".join(lines))
     sys.exit(bool(lines))

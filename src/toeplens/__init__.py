@@ -6,19 +6,21 @@ What people use most is here by name, and so are the packages: ``import toeplens
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from toeplens import encodings, engine, ground, hosts, lens, model, nn, report, sources, studies, tasks, training
+    from toeplens import backends, encodings, engine, hosts, lens, model, nn, report, studies, tasks, training, utils
     from toeplens.encodings import PositionalEncoding
     from toeplens.engine import ablate_run, extrapolate
-    from toeplens.ground import EnvironmentFailure, InputError
     from toeplens.lens import ablate_heads, behaviour, decompose
     from toeplens.model import Decoder, DecoderConfig, decoder_config
     from toeplens.studies import Audit, audit
     from toeplens.training import Run, RunSpec, run_spec, train
+    from toeplens.utils import EnvironmentFailure, InputError
 
-from toeplens.ground.lazy import lazy
+from toeplens.utils.lazy import lazy_getattr
+from toeplens.utils.renamed import RenamedModules
 from toeplens.version import __version__
 
 __all__ = [
@@ -34,27 +36,28 @@ __all__ = [
     "ablate_heads",
     "ablate_run",
     "audit",
+    "backends",
     "behaviour",
     "decoder_config",
     "decompose",
     "encodings",
     "engine",
     "extrapolate",
-    "ground",
     "hosts",
     "lens",
     "model",
     "nn",
     "report",
     "run_spec",
-    "sources",
     "studies",
     "tasks",
     "train",
     "training",
+    "utils",
 ]
 
-__getattr__ = lazy(__name__, __file__)
+__getattr__ = lazy_getattr(__name__, __file__)
+sys.meta_path.append(RenamedModules())
 
 
 def __dir__() -> list[str]:

@@ -19,17 +19,17 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):  # characters that the terminal cannot show are escaped
             stream.reconfigure(errors="backslashreplace")
     try:
-        from toeplens.cli import app, report
-        from toeplens.ground.execution import EXIT_CODE
+        from toeplens.cli import app, report_error
+        from toeplens.utils.execution import INTERRUPTED_EXIT_CODE
     except KeyboardInterrupt:
         sys.exit(130)
     try:
         code = app(standalone_mode=False)
         print(end="", flush=True)
-        if code == EXIT_CODE:  # Typer's way to report Ctrl-C
+        if code == INTERRUPTED_EXIT_CODE:  # Typer's way to report Ctrl-C
             raise KeyboardInterrupt
     except (Exception, KeyboardInterrupt) as error:
-        code = report(error)
+        code = report_error(error)
     sys.exit(code if isinstance(code, int) else 0)
 
 

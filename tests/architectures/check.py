@@ -6,22 +6,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from tests.architectures.models import FIRST_WORD, NotText, given_beside, small_inputs, small_model
+from tests.architectures.models import FIRST_WORD, NotTextModel, small_inputs, small_model, with_extra_inputs
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from toeplens.ground import InputError
-from toeplens.sources.huggingface import AttentionCall, captured
-from toeplens.sources.huggingface.model import asking_for, attention_modules, patched
-from toeplens.sources.huggingface.trace import Followed, Products, at_each_token
-from toeplens.studies.auditing.inputs import repeated
+from toeplens.backends.hf import AttentionCall, capture_attention
+from toeplens.backends.hf.model import apply_patches, attention_modules, implementation_entries
+from toeplens.backends.hf.trace import ProductTracer, TracedTensor, attends_within_tokens
+from toeplens.studies.auditing.inputs import repeated_tokens
 from toeplens.studies.auditing.record import LayerRecord
 from toeplens.studies.auditing.study import audit
+from toeplens.utils import InputError
 
-WHOLE = 1e-3  # of the largest output: what a captured pass may differ by from a plain one
+TOLERANCE = 1e-3  # of the largest output: what a captured pass may differ by from a plain one
 _SEQUENCES, _TOKENS = 9, 12  # of the audit: enough for means over sequences
 _WORDS = 30  # are in every vocabulary, those before `FIRST_WORD` among them
-_ALIKE = 1e-4  # of weights: what formed ones may differ by from those that a pass returns
+SAME_OUTPUT = 1e-4  # of weights: what formed ones may differ by from those that a pass returns
 _SEED = 11  # of models that draw at random while they run
 _FIRST = 67280421310721  # torch's own, which a fresh process begins with, as those of the record did
 FIELDS = (
@@ -36,16 +36,16 @@ def checked(name: str) -> dict[str, Any]:
     Its outcome is ``proved``, ``refused`` (an attention was not understood), ``none`` (it has no attention), ``failed``
     (not built or not run) or ``other`` (it takes more than text, or is no model by itself).
     """
-    found: dict[str, Any]
+    result: dict[str, Any]
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_FIRST)
-            found = _checked(name)
-    except NotText as error:
-        found = {"outcome": "other", "why": str(error)}
+            result = _checked(name)
+    except NotTextModel as error:
+        result = {"outcome": "other", "why": str(error)}
     except Exception as error:  # whatever a library of hundreds of models may raise
-        found = {"outcome": "failed", "why": _one_line(error)}
-    return dict.fromkeys(FIELDS) | {"name": name, "unplaced": {}} | found
+        result = {"outcome": "failed", "why": _one_line(error)}
+    return dict.fromkeys(FIELDS) | {"name": name, "unplaced": {}} | result
 
 
 def _checked(name: str) -> dict[str, Any]:
@@ -60,11 +60,14 @@ def _checked(name: str) -> dict[str, Any]:
     if not bool(plain.isfinite().all()):
         return about | {"outcome": "failed", "why": "its own pass gives numbers that are not finite."}
     if not attention_modules(model):
-        seen = _products(model, inputs)
-        why = f"model: {type(model).__name__} has no module named after attention"
-        if seen:
-            return about | {"outcome": "refused", "why": f"{why}, and {seen} products of its pass are attention."}
-        return about | {"outcome": "none", "why": f"{why}, and no softmax of a product in its pass."}
+        product_count = attention_product_count(model, inputs)
+        reason = f"model: {type(model).__name__} has no module named after attention"
+        if product_count:
+            return about | {
+                "outcome": "refused",
+                "why": f"{reason}, and {product_count} products of its pass are attention.",
+            }
+        return about | {"outcome": "none", "why": f"{reason}, and no softmax of a product in its pass."}
     try:
         return about | {"outcome": "proved"} | check(model, inputs)
     except InputError as error:
@@ -87,7 +90,7 @@ def check(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
 
     def look(call: AttentionCall) -> None:
         nonlocal products
-        products += call.pieces
+        products += call.products
         outputs.append(call.proof.outputs)
         formed.append(call.softmax(call.logits()))
         if call.proof.weights is not None:
@@ -95,22 +98,22 @@ def check(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
 
     plain = _plain(model, inputs)
     torch.manual_seed(_SEED)
-    own = captured(model, inputs, look)[0]
-    whole = _difference(plain, own, inputs)
-    if not whole <= WHOLE:
+    own = capture_attention(model, inputs, look)[0]
+    difference = _difference(plain, own, inputs)
+    if not difference <= TOLERANCE:
         raise InputError(
-            f"model: the output of {type(model).__name__} differs by {whole:.1e} of the largest from that of its plain "
-            f"pass, where at most {WHOLE:.0e} is allowed."
+            f"model: the output of {type(model).__name__} differs by {difference:.1e} of the largest from that of its "
+            f"plain pass, where at most {TOLERANCE:.0e} is allowed."
         )
-    seen = _products(model, inputs)
-    if seen > products:
+    product_count = attention_product_count(model, inputs)
+    if product_count > products:
         raise InputError(
-            f"model: of {seen} softmaxes of products in the plain pass of {type(model).__name__}, {products} were "
-            "captured as attention."
+            f"model: of {product_count} softmaxes of products in the plain pass of {type(model).__name__}, {products} "
+            "were captured as attention."
         )
     returned = _returned(model, inputs)
-    tokens = repeated(_WORDS, range(FIRST_WORD), _SEQUENCES, _TOKENS, _SEED)
-    with given_beside(model):
+    tokens = repeated_tokens(_WORDS, range(FIRST_WORD), _SEQUENCES, _TOKENS, _SEED)
+    with with_extra_inputs(model):
         audited = audit(model, tokens.tokens)
     outputs += [layer.outputs for layer in audited.layers]
     weights += [layer.weights for layer in audited.layers if layer.weights is not None]
@@ -121,23 +124,23 @@ def check(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
         "heads": len(audited.heads),
         "placed": sum(layer.unknown is None for layer in audited.layers),
         "effect": audited.effect,
-        "returned": None if returned is None else sum(any(_same(x, y) for y in returned) for x in formed),
+        "returned": None if returned is None else sum(any(same_attention(x, y) for y in returned) for x in formed),
         "weights": max(weights, default=None),
         "outputs": max(outputs),
-        "whole": max(whole, audited.whole),
+        "whole": max(difference, audited.max_difference),
         "why": " ".join(reasons[:1] + ([without] if without else [])) or None,
-        "unplaced": _unplaced(audited.layers),
+        "unplaced": calls_without_shares(audited.layers),
     }
 
 
-def _unplaced(layers: Sequence[LayerRecord]) -> dict[str, dict[str, list[int]]]:
+def calls_without_shares(layers: Sequence[LayerRecord]) -> dict[str, dict[str, list[int]]]:
     """Why calls have no shares, without the names of their modules; and which those are, by side and kind."""
-    found: dict[str, dict[str, list[int]]] = {}
+    result: dict[str, dict[str, list[int]]] = {}
     for layer in layers:
         if layer.unknown is not None:
             why = layer.unknown.removeprefix(f"{layer.module}: ")
-            found.setdefault(why, {}).setdefault(f"{layer.side} {layer.kind}", []).append(layer.layer)
-    return found
+            result.setdefault(why, {}).setdefault(f"{layer.side} {layer.kind}", []).append(layer.layer)
+    return result
 
 
 @torch.no_grad()
@@ -149,7 +152,7 @@ def _plain(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
 def _returned(model: Any, inputs: Mapping[str, Tensor]) -> list[Tensor] | None:
     """The attentions that a plain pass with the model's eager attention returns; None where it returns none."""
     try:
-        with torch.no_grad(), patched(model, asking_for(model, "eager")):
+        with torch.no_grad(), apply_patches(model, implementation_entries(model, "eager")):
             torch.manual_seed(_SEED)
             output = model(**inputs, output_attentions=True)
         lists = [value for name, value in output.items() if name.endswith("attentions")]
@@ -158,26 +161,26 @@ def _returned(model: Any, inputs: Mapping[str, Tensor]) -> list[Tensor] | None:
     return [x for x in tree_leaves(lists) if isinstance(x, Tensor)] or None
 
 
-def _same(formed: Tensor, returned: Tensor) -> bool:
+def same_attention(formed: Tensor, returned: Tensor) -> bool:
     """At the queries that see a key."""
-    return formed.shape == returned.shape and not bool(((formed - returned).abs() > _ALIKE).any())
+    return formed.shape == returned.shape and not bool(((formed - returned).abs() > SAME_OUTPUT).any())
 
 
-def _products(model: Any, inputs: Mapping[str, Tensor]) -> int:
+def attention_product_count(model: Any, inputs: Mapping[str, Tensor]) -> int:
     """How many products with values are taken, in any module of a plain pass, of a softmax of queries times keys.
 
     Those that are taken at each token alone, over what it holds itself, are no attention.
     """
-    found: list[Followed] = []
-    with Products(lambda: True, lambda made, values, out: found.append(made)):
+    result: list[TracedTensor] = []
+    with ProductTracer(lambda: True, lambda made, values, out: result.append(made)):
         _plain(model, inputs)
-    return sum(not at_each_token(made) for made in found)
+    return sum(not attends_within_tokens(made) for made in result)
 
 
 def _difference(plain: Tensor, own: Tensor, inputs: Mapping[str, Tensor]) -> float:
-    there = inputs.get("attention_mask")
-    if there is not None and plain.shape[:2] == there.shape:
-        plain, own = plain[there.bool()], own[there.bool()]
+    is_token = inputs.get("attention_mask")
+    if is_token is not None and plain.shape[:2] == is_token.shape:
+        plain, own = plain[is_token.bool()], own[is_token.bool()]
     return float((plain - own).abs().max() / plain.abs().max().clamp_min(torch.finfo(plain.dtype).tiny))
 
 

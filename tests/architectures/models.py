@@ -10,10 +10,10 @@ from inspect import signature
 from typing import Any
 
 import torch
-from tests.architectures.special import BESIDE, LISTS, MORE, SMALL, VARIANTS
+from tests.architectures.special import EXTRA_INPUTS, LISTS, SIZES_BY_TYPE, SMALL, VARIANTS
 from torch import Tensor
 
-from toeplens.ground import InputError
+from toeplens.utils import InputError
 
 _HEADS = ("FOR_SEQ_TO_SEQ_CAUSAL_LM_", "FOR_MASKED_LM_", "FOR_CAUSAL_LM_", "FOR_TEXT_ENCODING_", "")  # first that is
 _SENSES = (
@@ -23,13 +23,13 @@ _SENSES = (
 _LIBRARIES = {"torchaudio", "torchvision", "timm"}  # of sound and images
 _FOREIGN = "shared_kv_states"  # an input: keys and values of another model
 _CODES = "num_channels"  # a field of a part: how many codes of sound it reads at each place
-LARGEST = 50_000_000  # parameters
+MAX_PARAMETERS = 50_000_000  # parameters
 TOKENS, DECODED, PADDED = 12, 7, 9  # of an input, of what is decoded, of the second sequence without its padding
 FIRST_WORD = 16  # tokens before it may have a meaning of their own
 _SEED = 7
 
 
-class NotText(Exception):
+class NotTextModel(Exception):
     """The model type takes other inputs than text, or is no model that could be loaded by itself."""
 
 
@@ -44,7 +44,7 @@ def model_types() -> list[str]:
 def model_class(model_type: str) -> Any:
     """The class that has the whole of a model type: encoder and decoder, else a language model, else the bare model.
 
-    Raises `NotText` where transformers names one and has none to load.
+    Raises `NotTextModel` where transformers names one and has none to load.
     """
     import transformers
     from transformers.models.auto import modeling_auto
@@ -53,10 +53,10 @@ def model_class(model_type: str) -> Any:
         names = getattr(modeling_auto, f"MODEL_{head}MAPPING_NAMES").get(model_type)
         if names is not None:
             name = names if isinstance(names, str) else names[0]
-            found = getattr(transformers, name, None)
-            if found is None:
-                raise NotText(f"{name} is not among what transformers loads: it is a part of another model alone.")
-            return found
+            result = getattr(transformers, name, None)
+            if result is None:
+                raise NotTextModel(f"{name} is not among what transformers loads: it is a part of another model alone.")
+            return result
     raise InputError(f"model type: transformers has no model for {model_type!r}.")
 
 
@@ -69,7 +69,9 @@ def small_config(name: str) -> Any:
         two = {part: small_config("bert").to_dict() for part in ("encoder", "decoder")}
         two["decoder"] |= {"is_decoder": True, "add_cross_attention": True}
         return CONFIG_MAPPING[model_type](**two)
-    return CONFIG_MAPPING[model_type](**small_values(CONFIG_MAPPING[model_type]) | MORE.get(model_type, {}) | more)
+    return CONFIG_MAPPING[model_type](
+        **small_values(CONFIG_MAPPING[model_type]) | SIZES_BY_TYPE.get(model_type, {}) | more
+    )
 
 
 def small_values(config_class: Any) -> dict[str, Any]:
@@ -98,17 +100,17 @@ def _layers(config_class: Any, values: dict[str, Any]) -> dict[str, Any]:
         return {}
     kinds = list(zip(*lists.values(), strict=True))
     first = [at for at, kind in enumerate(kinds) if kind not in kinds[:at]]
-    kept = sorted(first if len(first) > 1 else [first[0], first[0]])
+    sizes = sorted(first if len(first) > 1 else [first[0], first[0]])
     counted = config_class.attribute_map.get("num_hidden_layers", "num_hidden_layers")
     fields = {each.name for each in dataclasses.fields(config_class)}
-    lists = {name: [value[at] for at in kept] for name, value in lists.items() if name in fields}
-    return lists | ({counted: len(kept)} if counted in fields else {})
+    lists = {name: [value[at] for at in sizes] for name, value in lists.items() if name in fields}
+    return lists | ({counted: len(sizes)} if counted in fields else {})
 
 
 def small_model(name: str) -> Any:
     """A small model of a type on the CPU, in evaluation mode, with random weights under which attention is not flat.
 
-    Raises `NotText` where its class takes other inputs than text, `InputError` where it would not be small, and
+    Raises `NotTextModel` where its class takes other inputs than text, `InputError` where it would not be small, and
     whatever transformers raises where it cannot build it.
     """
     kind = model_class(VARIANTS.get(name, (name,))[0])
@@ -118,8 +120,10 @@ def small_model(name: str) -> Any:
         config.use_cache = False  # as an audit has it; some models hide no key from a query where it is set
     with torch.device("meta"):
         count = sum(weight.numel() for weight in kind(config).parameters())
-    if count > LARGEST:
-        raise InputError(f"model: {kind.__name__} has {count:,} parameters when small; at most {LARGEST:,} are made.")
+    if count > MAX_PARAMETERS:
+        raise InputError(
+            f"model: {kind.__name__} has {count:,} parameters when small; at most {MAX_PARAMETERS:,} are made."
+        )
     model = kind(config).eval()
     generator = torch.Generator().manual_seed(_SEED)
     with torch.no_grad():
@@ -130,7 +134,7 @@ def small_model(name: str) -> Any:
 
 
 def refuse_other_inputs(kind: Any, model_type: str) -> None:
-    """`NotText` where the model takes no tokens, or takes more than text, or its configuration has a part that does.
+    """`NotTextModel` where the model takes no tokens, or takes more than text, or its configuration has such a part.
 
     Likewise where its class is a placeholder for want of a library of sound or images, where it takes what another
     model has computed, and where a part of it reads several codes of sound at each place. What a class says of its
@@ -140,20 +144,20 @@ def refuse_other_inputs(kind: Any, model_type: str) -> None:
 
     missing = sorted(_LIBRARIES & set(getattr(kind, "_backends", ())))
     if missing:
-        raise NotText(f"{kind.__name__} is for more than text: it needs {', '.join(missing)}.")
+        raise NotTextModel(f"{kind.__name__} is for more than text: it needs {', '.join(missing)}.")
     names = list(signature(kind.forward).parameters)
     config_class: Any = CONFIG_MAPPING[model_type]
     if "input_ids" not in names:
-        raise NotText(f"{kind.__name__} takes no token ids but {kind.main_input_name}.")
+        raise NotTextModel(f"{kind.__name__} takes no token ids but {kind.main_input_name}.")
     for what, given in (("it takes", names), ("its configuration has", config_class.sub_configs)):
         other = [name for name in given if any(word in name for word in _SENSES)]
         if other:
-            raise NotText(f"{kind.__name__} is for more than text: {what} {', '.join(other)}.")
+            raise NotTextModel(f"{kind.__name__} is for more than text: {what} {', '.join(other)}.")
     if _FOREIGN in names:
-        raise NotText(f"{kind.__name__} reads what another model has computed: it takes {_FOREIGN}.")
+        raise NotTextModel(f"{kind.__name__} reads what another model has computed: it takes {_FOREIGN}.")
     for part, inner in config_class.sub_configs.items():
         if dataclasses.is_dataclass(inner) and _CODES in {each.name for each in dataclasses.fields(inner)}:
-            raise NotText(f"{kind.__name__} is for more than text: its {part} reads {_CODES} codes at each place.")
+            raise NotTextModel(f"{kind.__name__} is for more than text: its {part} reads {_CODES} codes at each place.")
 
 
 def small_inputs(model: Any, *, padded: bool = True) -> dict[str, Tensor]:
@@ -163,31 +167,31 @@ def small_inputs(model: Any, *, padded: bool = True) -> dict[str, Tensor]:
     tokens = torch.randint(FIRST_WORD, SMALL["vocab_size"], (2, TOKENS), generator=generator)
     inputs = {"input_ids": tokens}
     if padded and "attention_mask" in names:
-        there = torch.ones_like(tokens)
-        there[1, PADDED:] = 0
-        inputs["attention_mask"] = there
+        mask = torch.ones_like(tokens)
+        mask[1, PADDED:] = 0
+        inputs["attention_mask"] = mask
     if model.config.is_encoder_decoder and "decoder_input_ids" in names:
         inputs["decoder_input_ids"] = tokens[:, :DECODED].flip(1)
-    return inputs | beside(model, tokens)
+    return inputs | extra_inputs(model, tokens)
 
 
-def beside(model: Any, tokens: Tensor) -> dict[str, Tensor]:
+def extra_inputs(model: Any, tokens: Tensor) -> dict[str, Tensor]:
     """What a model that does not run on tokens alone is given with them, by name."""
-    make = BESIDE.get(model.config.model_type)
+    make = EXTRA_INPUTS.get(model.config.model_type)
     return {} if make is None else make(tokens)
 
 
 @contextmanager
-def given_beside(model: Any) -> Iterator[None]:
+def with_extra_inputs(model: Any) -> Iterator[None]:
     """The model in it runs on tokens alone: what it is given beside them is made of them, pass by pass."""
     forward = model.forward
 
     @wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:
         tokens = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
-        return forward(*args, **beside(model, tokens) | kwargs)
+        return forward(*args, **extra_inputs(model, tokens) | kwargs)
 
-    if model.config.model_type not in BESIDE:
+    if model.config.model_type not in EXTRA_INPUTS:
         yield
         return
     model.forward = run

@@ -81,11 +81,11 @@ SMALL: dict[str, Any] = {name: size for size, names in _SIZES for name in names.
 SMALL |= {f"{name}_token_id": token for name, token in _TOKENS.items()}
 # fields that have an entry a layer
 LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "block_types", "no_rope_layers", "indexer_types")
-_BOTH = ("full_attention", "sliding_attention")
-MORE: dict[str, dict[str, Any]] = {
+LAYER_TYPES = ("full_attention", "sliding_attention")
+SIZES_BY_TYPE: dict[str, dict[str, Any]] = {
     "blt": _byte_latent(),
     "bamba": {"mamba_n_heads": 16, "attn_layer_indices": [1]},
-    "cohere_compass_text": {"rope_parameters": dict.fromkeys(_BOTH, _scaled("default"))},
+    "cohere_compass_text": {"rope_parameters": dict.fromkeys(LAYER_TYPES, _scaled("default"))},
     "cosmos3_edge_text": {"rope_parameters": _axes(2, 3, 3)},
     "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}},
     "deberta": _DISENTANGLED,
@@ -146,7 +146,9 @@ MORE: dict[str, dict[str, Any]] = {
     "zamba": {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "num_hidden_layers": 4},
     "zaya": {"num_experts_per_tok": 1},
 }
-BESIDE: dict[str, Callable[[Tensor], dict[str, Tensor]]] = {"bros": _boxes}  # what goes with tokens, or nothing runs
+EXTRA_INPUTS: dict[str, Callable[[Tensor], dict[str, Tensor]]] = {
+    "bros": _boxes
+}  # what goes with tokens, or nothing runs
 _LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {  # of a type whose position is not told by its default alone
     "esm+rotary": ("esm", {"position_embedding_type": "rotary"}),

@@ -16,9 +16,9 @@ import pytest
 from tests.architectures import check as checking
 from tests.architectures.check import FIELDS, check, checked
 from tests.architectures.models import model_types, small_inputs, small_model
-from tests.builders import script
+from tests.builders import load_script
 
-from toeplens.ground import InputError
+from toeplens.utils import InputError
 
 pytest.importorskip("transformers")
 pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore")]
@@ -42,23 +42,23 @@ SAMPLE = (*FAMILIES, *OTHERS)
 
 
 @pytest.mark.parametrize("name", model_types() if os.environ.get("TOEPLENS_ALL_ARCHITECTURES") == "1" else SAMPLE)
-def test_a_model_type_is_what_is_recorded(name: str) -> None:
-    found, had = checked(name), ROWS[name]
+def test_a_model_type_matches_its_record(name: str) -> None:
+    actual, had = checked(name), ROWS[name]
     same = ("outcome", "model", "parameters", "calls", "heads", "effect", "returned")
-    assert {key: found[key] for key in same} == {key: had[key] for key in same}, found["why"]
-    assert (found["placed"] or 0) >= (had["placed"] or 0), "calls whose shares were known"
-    assert found["unplaced"] == had["unplaced"] or found["placed"] > had["placed"]
-    assert set(FIELDS) < set(found)
-    for key in ("weights", "outputs", "whole") if found["outcome"] == "proved" else ():
-        assert found[key] is None or found[key] < 1e-4, key
-    if name not in ("dia", "higgs_audio_v2_tokenizer") and found["outcome"] in ("refused", "none"):
-        assert found["why"] == had["why"]
+    assert {key: actual[key] for key in same} == {key: had[key] for key in same}, actual["why"]
+    assert (actual["placed"] or 0) >= (had["placed"] or 0), "calls whose shares were known"
+    assert actual["unplaced"] == had["unplaced"] or actual["placed"] > had["placed"]
+    assert set(FIELDS) < set(actual)
+    for key in ("weights", "outputs", "whole") if actual["outcome"] == "proved" else ():
+        assert actual[key] is None or actual[key] < 1e-4, key
+    if name not in ("dia", "higgs_audio_v2_tokenizer") and actual["outcome"] in ("refused", "none"):
+        assert actual["why"] == had["why"]
 
 
-def test_another_pass_is_never_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tampered_pass_is_never_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the proof of each call cannot see: a captured pass that is not the model's own, attention that is missed."""
     model = small_model("gpt2")
-    inputs, captured = small_inputs(model), checking.captured
+    inputs, captured = small_inputs(model), checking.capture_attention
 
     def other(model: Any, inputs: Any, look: Any) -> Any:
         return [1.01 * captured(model, inputs, look)[0]]
@@ -67,26 +67,29 @@ def test_another_pass_is_never_proved(monkeypatch: pytest.MonkeyPatch) -> None:
         return captured(model, inputs, lambda call: look(call) if call.layer else None)
 
     for planted, words in ((other, "differs by 1.0e-02"), (fewer, "of 2 softmaxes .* 1 were captured")):
-        monkeypatch.setattr(checking, "captured", planted)
+        monkeypatch.setattr(checking, "capture_attention", planted)
         with pytest.raises(InputError, match=words):
             check(model, inputs)
 
 
 @pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    return script(ROOT / "tools" / "architectures.py")
+def architectures_tool() -> ModuleType:
+    return load_script(ROOT / "tools" / "architectures.py")
 
 
-def test_the_record_is_whole_and_the_page_has_its_tables(tool: ModuleType) -> None:
+def test_the_record_is_complete_and_the_page_has_its_tables(architectures_tool: ModuleType) -> None:
     page, rows = (ROOT / "docs" / "reference" / "architectures.md").read_text(), RECORD["found"]
-    assert tool.filled(page, rows) == page
+    assert architectures_tool.fill_page(page, rows) == page
     assert RECORD["missing"] == []
     assert list(ROWS) == model_types()
-    proved = tool.of(rows, "proved")
+    proved = architectures_tool.rows_with(rows, "proved")
     assert {*FAMILIES} <= {row["name"] for row in proved}
     assert all(row["calls"] and row["heads"] and row["placed"] is not None for row in proved)
     assert all(row[key] < 1e-4 for row in proved for key in ("outputs", "whole"))
-    assert tool.of(rows, "failed") == []
-    assert f"{len(proved)} of the {len(rows) - len(tool.of(rows, 'other'))} text architectures" in page
+    assert architectures_tool.rows_with(rows, "failed") == []
+    others = architectures_tool.rows_with(rows, "other")
+    assert f"{len(proved)} of the {len(rows) - len(others)} text architectures" in page
     reasons = page.partition("## Not proved, and why")[2].partition("\n## ")[0]
-    assert sorted(re.findall(r"`([^`]+)`", reasons)) == [row["name"] for row in tool.of(rows, "refused", "none")]
+    assert sorted(re.findall(r"`([^`]+)`", reasons)) == [
+        row["name"] for row in architectures_tool.rows_with(rows, "refused", "none")
+    ]

@@ -16,7 +16,7 @@ TOEPLENS = [sys.executable, "-m", "toeplens"]
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandResult:
     """How a command ended and what it printed."""
 
     code: int
@@ -38,19 +38,19 @@ class Answer:
         return line
 
 
-Toeplens = Callable[..., Answer]
+Toeplens = Callable[..., CommandResult]
 
 
-def in_a_process(*arguments: str | Path, prefix: str | None = None, timeout: float = 120) -> Answer:
+def command_in_process(*arguments: str | Path, prefix: str | None = None, timeout: float = 120) -> CommandResult:
     """The command as people run it; ``prefix`` is Python that runs before."""
     command = (
         TOEPLENS if prefix is None else [sys.executable, "-c", f"{prefix}\nfrom toeplens.__main__ import main\nmain()"]
     )
     done = subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, timeout=timeout)
-    return Answer(done.returncode, done.stdout, done.stderr)
+    return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
-def changes(**fields: Any) -> list[str]:
+def set_options(**fields: Any) -> list[str]:
     """Options that change fields of a spec."""
     return [part for name, value in fields.items() for part in ("--set", f"{name.replace('__', '.')}={value}")]
 
@@ -58,5 +58,5 @@ def changes(**fields: Any) -> list[str]:
 TINY = [
     "--scale",
     "smoke",
-    *changes(train_examples=32, test_examples=16, batch_size=16, epochs=2, model__d_model=16, model__num_heads=2),
+    *set_options(train_examples=32, test_examples=16, batch_size=16, epochs=2, model__d_model=16, model__num_heads=2),
 ]

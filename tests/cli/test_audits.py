@@ -16,11 +16,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.cli.command import Toeplens
-from tests.studies.probing.models import TEXT, saved
+from tests.studies.probing.models import TEXT, save_model
 
 from toeplens.cli import progress as bars
 from toeplens.report import Page
-from toeplens.studies.auditing import many, open_audit, read_text, study
+from toeplens.studies.auditing import many_models, open_audit, read_text, study
 
 transformers = pytest.importorskip("transformers")
 
@@ -40,24 +40,24 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama of 96 tokens, with a tokenizer."""
-    return saved(tmp_path_factory.mktemp("models") / "reader", max_position_embeddings=96)
+    return save_model(tmp_path_factory.mktemp("models") / "reader", max_position_embeddings=96)
 
 
-def test_all_texts_that_are_given_are_read(toeplens: Toeplens, reader: Path, tmp_path: Path) -> None:
+def test_all_given_texts_are_read(toeplens: Toeplens, reader: Path, tmp_path: Path) -> None:
     for name, content in (("a.txt", TEXT), ("b.txt", TEXT[::-1]), ("c.txt", "apple dog river")):
         (tmp_path / name).write_text(content)
-    given = [part for name in ("a.txt", "b.txt", "c.txt") for part in ("--text", tmp_path / name)]
+    arguments = [part for name in ("a.txt", "b.txt", "c.txt") for part in ("--text", tmp_path / name)]
     options = ["--out", tmp_path / "out", "--max-tokens", 16, "--sequences", 5]
-    about = toeplens("audit", reader, *given, *options, "--json").json()["about"]
+    about = toeplens("audit", reader, *arguments, *options, "--json").json()["about"]
     assert about["text"] == "2 from a.txt, 2 from b.txt and 1 from c.txt"
     assert about["texts"] == ["a.txt", "a.txt", "b.txt", "b.txt", "c.txt"]
     assert about["lengths"] == [16, 16, 16, 16, 4]
     assert about["intervals"] == "over 3 texts"
     page = (tmp_path / "out" / "report.html").read_text()
-    refused = toeplens("audit", reader, *given[:2], *options, "--json").refusal()
+    refused = toeplens("audit", reader, *arguments[:2], *options, "--json").refusal()
     assert f"contains a finished audit on other tokens (5 x 16 tokens, {about['text']})" in refused
     assert (tmp_path / "out" / "report.html").read_text() == page
-    refused = toeplens("audit", reader, *given, "--text", tmp_path / "a.txt", *options).refusal()
+    refused = toeplens("audit", reader, *arguments, "--text", tmp_path / "a.txt", *options).refusal()
     assert refused == "error: --text must not name two files with the same file name."
 
 
@@ -66,17 +66,17 @@ def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_p
     np.save(tmp_path / "ids.npy", ids)
     (tmp_path / "ids.json").write_text(json.dumps(ids.tolist()))
     first = toeplens("audit", model, "--tokens", tmp_path / "ids.npy", "--out", tmp_path / "a", "--json")
-    told: dict[str, Any] = first.json()
+    result: dict[str, Any] = first.json()
     record = json.loads((tmp_path / "a" / "audit.json").read_text())
-    assert told["about"] == record["about"]
-    assert "words" not in told
-    assert [head["effect"] for head in told["heads"]] == [head["effect"] for head in record["heads"]]
+    assert result["about"] == record["about"]
+    assert "words" not in result
+    assert [head["effect"] for head in result["heads"]] == [head["effect"] for head in record["heads"]]
     named = f"{model.parent.name}/tiny"  # a directory by its last two folders, wherever it lies
-    assert (told["about"]["model"], told["about"]["text"]) == (named, "ids.npy")
+    assert (result["about"]["model"], result["about"]["text"]) == (named, "ids.npy")
     written = [(tmp_path / "a" / name).read_text() for name in ("audit.json", "heads.csv", "report.html")]
     assert named in re.findall("<title>(.*?)</title>", written[-1], re.DOTALL)[0]
     assert not [text for text in written if str(model.parent) in text or str(tmp_path) in text]
-    assert (told["about"]["sequences"], told["about"]["tokens"]) == (9, 20)
+    assert (result["about"]["sequences"], result["about"]["tokens"]) == (9, 20)
     names = {".lock", "audit.json", "heads.csv", "heads.parquet", "report.html"}
     assert {each.name for each in (tmp_path / "a").iterdir()} == names
     second = toeplens(
@@ -92,7 +92,7 @@ def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_p
     assert compared.out == f"page: {page}\n"
     beside = toeplens("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "c", "--json").json()
     assert (beside["page"], [each["name"] for each in beside["audits"]]) == (str(page), ["a", "b"])
-    assert {**beside["audits"][0], "page": told["page"]} == {"name": "a", **told}
+    assert {**beside["audits"][0], "page": result["page"]} == {"name": "a", **result}
     assert [each["layer"] for each in beside["audits"][1]["heads"]] == [1, 1]
     replaced = toeplens("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "a")
     assert "contains an audit. Choose an empty or new directory" in replaced.refusal()
@@ -144,12 +144,12 @@ def test_errors_are_one_line(
     assert "got an empty name" in toeplens("audit", "", "--out", tmp_path / "o").refusal()
 
 
-def test_outputs_replace_nothing_but_their_own_kind(
+def test_outputs_replace_only_their_own_kind(
     toeplens: Toeplens, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not a run, a study, a stranger's directory; before any work."""
     monkeypatch.setattr(study, "audit_with", lambda *_, **options: pytest.fail("work was begun"))
-    monkeypatch.setattr(many, "spread", lambda *_, **options: pytest.fail("work was begun"))
+    monkeypatch.setattr(many_models, "run_parallel", lambda *_, **options: pytest.fail("work was begun"))
     monkeypatch.setattr("toeplens.studies.auditing.open_audit", lambda _: None)
     holds = {"spec.json": "a run", "study.json": "a study", "notes.txt": "files that do not belong to the"}
     commands = (["audit", model], ["audit", model, model.parent, "--workers", 1], ["compare", "a", "b"])
@@ -167,17 +167,17 @@ def test_outputs_replace_nothing_but_their_own_kind(
     assert "was not written by this version of 'toeplens compare'" in refused
 
 
-def test_random_and_unused_weights_are_said(toeplens: Toeplens, model: Path, tmp_path: Path) -> None:
+def test_random_and_unused_weights_are_reported(toeplens: Toeplens, model: Path, tmp_path: Path) -> None:
     holed = tmp_path / "holed"
     shutil.copytree(model, holed)
     weights = {name: x for name, x in load_file(model / "model.safetensors").items() if ".mlp." not in name}
     save_file(weights | {"strange.weight": torch.zeros(2)}, holed / "model.safetensors", {"format": "pt"})
     options = ["--effects", "none", "--max-tokens", 12, "--sequences", 8]
-    found = toeplens("audit", holed, "--out", tmp_path / "a", *options)
-    assert found.code == 0, found
-    told = " ".join(found.out.split())
-    assert "random weights, missing from the checkpoint: 8 (transformer.h.0.mlp.c_fc.bias, " in told
-    assert "unused weights of the checkpoint: 1 (strange.weight)" in told
+    actual = toeplens("audit", holed, "--out", tmp_path / "a", *options)
+    assert actual.code == 0, actual
+    result = " ".join(actual.out.split())
+    assert "random weights, missing from the checkpoint: 8 (transformer.h.0.mlp.c_fc.bias, " in result
+    assert "unused weights of the checkpoint: 1 (strange.weight)" in result
     assert "initialised randomly (8)" in (tmp_path / "a" / "report.html").read_text()
 
 
@@ -189,7 +189,7 @@ def test_a_text_may_be_a_pipe(tmp_path: Path) -> None:
     writer.join()
 
 
-def test_a_configurations_tokens_may_be_out_of_the_vocabulary(toeplens: Toeplens, reader: Path, tmp_path: Path) -> None:
+def test_config_tokens_may_lie_outside_the_vocabulary(toeplens: Toeplens, reader: Path, tmp_path: Path) -> None:
     shutil.copytree(reader, tmp_path / "m")
     config = json.loads((reader / "config.json").read_text())
     (tmp_path / "m" / "config.json").write_text(json.dumps({**config, "eos_token_id": 2**70}))
@@ -197,18 +197,18 @@ def test_a_configurations_tokens_may_be_out_of_the_vocabulary(toeplens: Toeplens
     assert toeplens("audit", tmp_path / "m", *options).code == 0
 
 
-def test_a_tokenizer_that_fails_on_a_text_is_one_sentence(toeplens: Toeplens, reader: Path, tmp_path: Path) -> None:
+def test_a_failing_tokenizer_is_one_sentence(toeplens: Toeplens, reader: Path, tmp_path: Path) -> None:
     shutil.copytree(reader, tmp_path / "m")
-    made = json.loads((reader / "tokenizer.json").read_text())
-    made["model"] = {"type": "WordLevel", "vocab": {"<s>": 0, "a": 1, "so": 2}, "unk_token": "[UNK]"}
-    (tmp_path / "m" / "tokenizer.json").write_text(json.dumps(made))
+    config = json.loads((reader / "tokenizer.json").read_text())
+    config["model"] = {"type": "WordLevel", "vocab": {"<s>": 0, "a": 1, "so": 2}, "unk_token": "[UNK]"}
+    (tmp_path / "m" / "tokenizer.json").write_text(json.dumps(config))
     (tmp_path / "a.txt").write_text(TEXT)
     refused = toeplens("audit", tmp_path / "m", "--text", tmp_path / "a.txt", "--out", tmp_path / "o").refusal()
     assert refused.startswith("error: MODEL: its tokenizer fails on a text (Exception: WordLevel error: Missing")
 
 
 @pytest.mark.parametrize(("apart", "shorter"), [(1.0, True), (0.5, False)])
-def test_effects_that_take_long_say_once_what_takes_less(
+def test_slow_effects_suggest_a_faster_option_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], apart: float, shorter: bool
 ) -> None:
     """270 heads, the first of which take a second each: 270 seconds; at half a second each 135."""
@@ -219,54 +219,54 @@ def test_effects_that_take_long_say_once_what_takes_less(
             now[0] = 50 + apart * done
             for what in ("layers", "heads"):
                 progress(what, done, 270)
-    said = capsys.readouterr().err
-    assert said.count("--first 10 does.") == shorter
-    assert not shorter or re.search(r"^heads: about 4\.\d minutes left; --first 10 does\.$", said, re.MULTILINE)
+    message = capsys.readouterr().err
+    assert message.count("--first 10 does.") == shorter
+    assert not shorter or re.search(r"^heads: about 4\.\d minutes left; --first 10 does\.$", message, re.MULTILINE)
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
+def local_audits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many models one after another, without processes of their own."""
 
-    def one_by_one(work: Any, pieces: Any, limits: Any, workers: Any, *, on_done: Any, on_told: Any) -> None:
-        for index, piece in enumerate(pieces):
-            on_done(index, many.audited(piece, lambda *what, index=index: on_told(index, *what)))
+    def one_by_one(work: Any, items: Any, execution: Any, workers: Any, *, on_done: Any, on_message: Any) -> None:
+        for index, item in enumerate(items):
+            on_done(index, many_models.audit_job(item, lambda *report, index=index: on_message(index, *report)))
 
-    monkeypatch.setattr(many, "spread", one_by_one)
+    monkeypatch.setattr(many_models, "run_parallel", one_by_one)
 
 
-@pytest.mark.usefixtures("here")
-def test_several_models_are_audited_into_directories_of_their_own(
+@pytest.mark.usefixtures("local_audits")
+def test_several_models_are_audited_into_separate_directories(
     toeplens: Toeplens, model: Path, reader: Path, tmp_path: Path
 ) -> None:
-    """A line of each; their numbers are those of one alone: tests/studies/auditing/test_many.py."""
+    """A line of each; their numbers are those of one alone: tests/studies/auditing/test_audit_many.py."""
     (tmp_path / "ids.json").write_text(json.dumps(np.random.default_rng(0).integers(0, 31, (8, 12)).tolist()))
     options = ["--tokens", tmp_path / "ids.json"]
-    told = toeplens("audit", model, reader, *options, "--out", tmp_path / "out")
-    assert told.code == 0, told
-    rows = [line.split() for line in told.out.splitlines() if "│" in line]
+    result = toeplens("audit", model, reader, *options, "--out", tmp_path / "out")
+    assert result.code == 0, result
+    rows = [line.split() for line in result.out.splitlines() if "│" in line]
     assert [[row[1], row[3], row[5]] for row in rows] == [["tiny", "2", "4"], ["reader", "2", "8"]]
-    assert f"pages: {tmp_path / 'out' / '*' / 'report.html'}" in told.out
-    lines = [line.partition(" in ")[0] for line in told.err.splitlines()]
+    assert f"pages: {tmp_path / 'out' / '*' / 'report.html'}" in result.out
+    lines = [line.partition(" in ")[0] for line in result.err.splitlines()]
     assert lines == ["[1/2] tiny: 4 heads", "[2/2] reader: 8 heads"]
-    again = toeplens("audit", model, reader, *options, "--out", tmp_path / "out", "--json")
-    assert again.err.splitlines() == ["[1/2] tiny: 4 heads, already done", "[2/2] reader: 8 heads, already done"]
-    assert again.json()["pages"]["tiny"] == str(tmp_path / "out" / "tiny" / "report.html")
+    rerun = toeplens("audit", model, reader, *options, "--out", tmp_path / "out", "--json")
+    assert rerun.err.splitlines() == ["[1/2] tiny: 4 heads, already done", "[2/2] reader: 8 heads, already done"]
+    assert rerun.json()["pages"]["tiny"] == str(tmp_path / "out" / "tiny" / "report.html")
 
 
-@pytest.mark.usefixtures("here")
-def test_models_that_fail_are_told_at_the_end(toeplens: Toeplens, model: Path, reader: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("local_audits")
+def test_failed_models_are_listed_at_the_end(toeplens: Toeplens, model: Path, reader: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(TEXT)
     options = ["--text", tmp_path / "a.txt", "--max-tokens", 12, "--effects", "none", "--out", tmp_path / "out"]
-    told = toeplens("audit", model, "no/such/model", reader, *options)  # tiny has no tokenizer
-    assert told.code == 2
-    asked, *lines, first, second = told.err.splitlines()
+    result = toeplens("audit", model, "no/such/model", reader, *options)  # tiny has no tokenizer
+    assert result.code == 2
+    asked, *lines, first, second = result.err.splitlines()
     assert asked == "model: no/such/model is not a local directory; looking it up on the hub."
     assert lines[:2] == ["[1/3] tiny: failed", "[2/3] model: failed"]
     assert first.startswith("error: tiny: model: ")
     assert "has no readable tokenizer" in first
     assert second.startswith("error: model: model: no/such/model could not be loaded: file or directory does not exist")
-    assert "reader" in told.out
+    assert "reader" in result.out
     assert {path.name for path in (tmp_path / "out").iterdir()} == {".lock", "audits.json", "reader"}
 
 
@@ -279,7 +279,7 @@ def test_models_that_fail_are_told_at_the_end(toeplens: Toeplens, model: Path, r
         (["tiny", "run", "--max-tokens", 8], "--max-tokens must not be set for a run."),
     ],
 )
-def test_what_does_not_go_with_several_or_with_one_is_refused(
+def test_options_for_the_wrong_number_of_models_are_refused(
     toeplens: Toeplens, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[Any], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

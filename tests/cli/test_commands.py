@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 from rich.cells import cell_len
-from tests.builders import files
-from tests.cli.command import TINY, Toeplens, changes, in_a_process
+from tests.builders import files_in
+from tests.cli.command import TINY, Toeplens, command_in_process, set_options
 from tests.report.grid.language_state import language_grid
 
 from toeplens import cli, encodings, tasks
+from toeplens.backends import DecoderSource
 from toeplens.cli import console, tables
-from toeplens.engine import Asked, examples_of, read_ablation
+from toeplens.engine import ExampleRequest, examples_of, read_ablation
 from toeplens.lens import ablate_heads
-from toeplens.sources import DecoderSource
 from toeplens.training import Run
 
 
@@ -45,11 +45,11 @@ def test_tasks_as_json(toeplens: Toeplens):
 
 
 @pytest.mark.heavy
-def test_a_card(tmp_path: Path):
+def test_a_card_is_written(tmp_path: Path):
     """In a process of its own: what checks shapes in the tests cannot be compiled."""
     page = tmp_path / "rope.html"
     command = ("card", "rope", "--set", "base=500", "--length", "128", "--out", str(page), "--json")
-    content = in_a_process(*command).json()
+    content = command_in_process(*command).json()
     assert content["page"] == str(page)
     (card,) = content["cards"]
     assert card["options"]["base"] == 500
@@ -71,56 +71,56 @@ def test_every_command_is_named_and_helps(toeplens: Toeplens):
 def test_train_then_ablate(toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """For machines and for people; the same command again has nothing to do."""
     command = ["train", *TINY, "--watch", "--out", tmp_path]
-    told = toeplens(*command)
-    (begun,) = told.err.splitlines()
+    output = toeplens(*command)
+    (begun,) = output.err.splitlines()
     assert begun.startswith("trigger-distance, rope, paper protocol on cpu")
     assert begun.endswith(": 768 training tokens, at least 1 MB of memory")
-    before = files(tmp_path)
+    before = files_in(tmp_path)
     monkeypatch.setattr("toeplens.training.loop.Session", None)
     trained = toeplens(*command, "--json").json()
-    assert files(tmp_path) == before
+    assert files_in(tmp_path) == before
     run = Run.open(trained["directory"])
-    assert f"complete, test accuracy {run.result['test_accuracy']:.4f}" in told.out
-    assert f"run: {run.directory}" in told.out
-    assert [row["step"] for row in trained["watched"]] == [row["step"] for row in run.watched]
-    assert len(run.watched) > 1
+    assert f"complete, test accuracy {run.result['test_accuracy']:.4f}" in output.out
+    assert f"run: {run.directory}" in output.out
+    assert [row["step"] for row in trained["probe_rows"]] == [row["step"] for row in run.probe_rows]
+    assert len(run.probe_rows) > 1
     assert trained["status"] == run.status == "complete"
     assert trained["test_accuracy"] == run.result["test_accuracy"]
     assert trained["metrics"] == run.metrics
     assert (run.spec.epochs, run.spec.model.d_model, run.spec.model.num_heads) == (2, 16, 2)
-    found = toeplens("ablate", run.directory, "--examples", "10", "--sets", "--json").json()
-    assert len(found["sets"]["greedy"]) == run.spec.model.num_layers * run.spec.model.num_heads + 1
-    ablation = read_ablation(run.directory, Asked(10))
-    assert np.array_equal(found["drops"], ablation.drops)
-    assert (found["examples"], found["metric"]) == (10, "accuracy")
-    assert len(found["deposit"]) == run.spec.model.num_layers
+    actual = toeplens("ablate", run.directory, "--examples", "10", "--sets", "--json").json()
+    assert len(actual["sets"]["greedy"]) == run.spec.model.num_layers * run.spec.model.num_heads + 1
+    ablation = read_ablation(run.directory, ExampleRequest(10))
+    assert np.array_equal(actual["drops"], ablation.drops)
+    assert (actual["examples"], actual["metric"]) == (10, "accuracy")
+    assert len(actual["deposit"]) == run.spec.model.num_layers
     both = toeplens("ablate", run.directory, "--examples", "20", "--split", "train+test")
     assert "on 20 examples" in both.out
 
 
-def test_what_is_asked_of_an_ablation_is_what_is_done(toeplens: Toeplens, run: Run):
+def test_ablation_options_are_applied(toeplens: Toeplens, run: Run):
     data = examples_of(run.spec, 10)
     batch = (torch.from_numpy(data.tokens), torch.from_numpy(data.labels), torch.from_numpy(data.lengths))
     for name, value, metric in (("intervention", "position", "kl"), ("method", "attribution", "loss")):
         choices: dict[str, Any] = {name: value, "metric": metric}
         options = [part for each, choice in choices.items() for part in (f"--{each}", choice)]
-        found = toeplens("ablate", run.directory, "--examples", "10", *options, "--json").json()
+        actual = toeplens("ablate", run.directory, "--examples", "10", *options, "--json").json()
         expected = ablate_heads(DecoderSource(run.model()), [batch], **choices)
-        np.testing.assert_allclose(found["drops"], expected.drops, atol=1e-5)
-        assert {each: found[each] for each in choices} == choices
+        np.testing.assert_allclose(actual["drops"], expected.drops, atol=1e-5)
+        assert {each: actual[each] for each in choices} == choices
 
 
-def test_a_recorded_scale_does_not_go_over_to_another_encoding(toeplens: Toeplens, tmp_path: Path):
+def test_a_recorded_scale_is_not_applied_to_another_encoding(toeplens: Toeplens, tmp_path: Path):
     def scale(*command: Any) -> float | None:
         trained = toeplens("train", *command, "--out", tmp_path / "runs", "--json").json()
         return Run.open(trained["directory"]).spec.model.attention_scale
 
-    small = [*TINY, *changes(epochs=1)]
+    small = [*TINY, *set_options(epochs=1)]
     assert scale(*small, "--encoding", "t5") == 1.0
     recorded = tmp_path / "spec.json"
     recorded.write_text(next((tmp_path / "runs").rglob("spec.json")).read_text())
-    assert scale(recorded, *changes(model__encoding="alibi")) is None
-    assert scale(recorded, *changes(model__encoding="alibi", model__attention_scale=0.5)) == 0.5
+    assert scale(recorded, *set_options(model__encoding="alibi")) is None
+    assert scale(recorded, *set_options(model__encoding="alibi", model__attention_scale=0.5)) == 0.5
 
 
 def test_options_of_presets_are_refused_with_a_spec(toeplens: Toeplens, run: Run, tmp_path: Path):
@@ -135,16 +135,16 @@ def test_options_of_presets_are_refused_with_a_spec(toeplens: Toeplens, run: Run
 
 
 def test_a_run_that_diverged_has_no_tables(toeplens: Toeplens, tmp_path: Path):
-    run = toeplens("train", *TINY, *changes(lr=1e300), "--out", tmp_path, "--json").json()
+    run = toeplens("train", *TINY, *set_options(lr=1e300), "--out", tmp_path, "--json").json()
     assert (run["status"], run["test_accuracy"]) == ("diverged", None)
     for command in ("ablate", "decompose", "extrapolate"):
         assert "diverged, so it has no finite weights" in toeplens(command, run["directory"]).refusal()
 
 
-def test_fields_are_changed_as_asked_and_switches_follow(toeplens: Toeplens, tmp_path: Path):
+def test_set_changes_fields_and_dependent_switches(toeplens: Toeplens, tmp_path: Path):
     asked = [
         *("--protocol", "released", "--encoding", "rope", "--task", "trigger-count", "--seed", "7"),
-        *changes(lr=0.01, model__encoding_options__base=500, precision="float32", task_options__num_triggers=5),
+        *set_options(lr=0.01, model__encoding_options__base=500, precision="float32", task_options__num_triggers=5),
     ]
     trained = toeplens("train", *TINY, *asked, "--out", tmp_path, "--json").json()
     spec = Run.open(trained["directory"]).spec
@@ -154,8 +154,8 @@ def test_fields_are_changed_as_asked_and_switches_follow(toeplens: Toeplens, tmp
     assert (spec.model.causal, spec.model.input_encoding) == (False, "sinusoidal")
 
 
-def test_a_time_budget_stops_training_and_the_same_command_goes_on(toeplens: Toeplens, tmp_path: Path):
-    command = ["train", *TINY, *changes(epochs=100_000), "--out", tmp_path, "--time-budget", "1s", "--json"]
+def test_a_time_budget_stops_training_and_the_same_command_resumes(toeplens: Toeplens, tmp_path: Path):
+    command = ["train", *TINY, *set_options(epochs=100_000), "--out", tmp_path, "--time-budget", "1s", "--json"]
     steps = []
     for _ in range(2):
         assert toeplens(*command).json()["status"] == "stopped"
@@ -164,37 +164,37 @@ def test_a_time_budget_stops_training_and_the_same_command_goes_on(toeplens: Toe
     assert 0 < steps[0] < steps[1]
 
 
-def test_longer_texts(toeplens: Toeplens, run: Run):
+def test_accuracy_on_longer_sequences(toeplens: Toeplens, run: Run):
     length = run.spec.build_task().length
-    asked = ("extrapolate", run.directory, "--length", length, "--length", 2 * length, "--examples", "20")
-    rows = toeplens(*asked, "--json").json()["rows"]
+    command = ("extrapolate", run.directory, "--length", length, "--length", 2 * length, "--examples", "20")
+    rows = toeplens(*command, "--json").json()["rows"]
     assert [(row["length"], row["examples"]) for row in rows] == [(length, 20), (2 * length, 20)]
-    assert f"{100 * rows[1]['accuracy']:.1f}" in toeplens(*asked).out
+    assert f"{100 * rows[1]['accuracy']:.1f}" in toeplens(*command).out
 
 
-def test_a_run_is_taken_apart(toeplens: Toeplens, run: Run, tmp_path: Path):
-    found = toeplens("decompose", run.directory, "--examples", "12", "--json").json()
-    assert Path(found["page"]) == run.directory / "decomposition.html"
-    assert Path(found["page"]).read_text().lstrip().lower().startswith("<!doctype html>")
-    assert len(found["layers"]) == run.spec.model.num_layers
-    assert 0 <= found["origins"]["error"] < 1e-9
-    assert {len(layer[name]) for layer in found["layers"] for name in ("decays", "ends")} == {run.spec.model.num_heads}
-    told = toeplens("decompose", run.directory, "--layer", "1", "--split", "ablate", "--out", tmp_path / "page.html")
-    assert told.code == 0
-    assert "L1 H1" in told.out
-    assert "L2 H1" not in told.out
+def test_a_run_is_decomposed(toeplens: Toeplens, run: Run, tmp_path: Path):
+    actual = toeplens("decompose", run.directory, "--examples", "12", "--json").json()
+    assert Path(actual["page"]) == run.directory / "decomposition.html"
+    assert Path(actual["page"]).read_text().lstrip().lower().startswith("<!doctype html>")
+    assert len(actual["layers"]) == run.spec.model.num_layers
+    assert 0 <= actual["origins"]["error"] < 1e-9
+    assert {len(layer[name]) for layer in actual["layers"] for name in ("decays", "ends")} == {run.spec.model.num_heads}
+    result = toeplens("decompose", run.directory, "--layer", "1", "--split", "ablate", "--out", tmp_path / "page.html")
+    assert result.code == 0
+    assert "L1 H1" in result.out
+    assert "L2 H1" not in result.out
     assert (tmp_path / "page.html").exists()
     assert toeplens("decompose", run.directory, "--split", "input", "--json").json()["layers"][0]["layer"] == 0
 
 
 @pytest.fixture
-def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+def narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console.out, "_width", 80)
 
 
-@pytest.mark.usefixtures("narrow")
+@pytest.mark.usefixtures("narrow_terminal")
 @pytest.mark.parametrize("command", ["encodings", "tasks"])
-def test_what_there_is_has_a_line_each_and_all_in_full(toeplens: Toeplens, command: str):
+def test_lists_have_one_line_per_entry_without_truncation(toeplens: Toeplens, command: str):
     names = (encodings if command == "encodings" else tasks).names()
     answers = [toeplens(command), toeplens(command, "--full")]
     assert [(answer.code, answer.err) for answer in answers] == [(0, "")] * 2
@@ -206,8 +206,8 @@ def test_what_there_is_has_a_line_each_and_all_in_full(toeplens: Toeplens, comma
     assert "…" not in full
 
 
-@pytest.mark.usefixtures("narrow")
-def test_columns_without_room_go_to_another_table(capsys: pytest.CaptureFixture[str]):
+@pytest.mark.usefixtures("narrow_terminal")
+def test_columns_that_do_not_fit_go_to_another_table(capsys: pytest.CaptureFixture[str]):
     columns = ["task", *(f"encoding {n}" for n in range(12))]
     rows = [["a [bold]長い[/] name\x1b[2J", *(f"{n}.5" for n in range(12))]]
     console.print_table("Accuracy", columns, rows)
@@ -221,13 +221,13 @@ def test_columns_without_room_go_to_another_table(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.count("a [bold]") == 1
 
 
-def test_language_models_are_told_by_their_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_language_models_report_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = language_grid(tmp_path)
     tables.print_study(state, tmp_path / "report.html", as_json=False)
-    told = capsys.readouterr().out
-    assert "1.655–1.661" in told
-    assert "n-gram baselines by context length: 4.644 (context 0)" in told
-    assert "accuracy" not in told
+    output = capsys.readouterr().out
+    assert "1.655–1.661" in output
+    assert "n-gram baselines by context length: 4.644 (context 0)" in output
+    assert "accuracy" not in output
     tables.print_study(state, tmp_path / "report.html", as_json=True)
     (row, *_) = json.loads(capsys.readouterr().out)["language"]
     assert (row["label"], row["task"], row["bits"]) == ("fire", "language", pytest.approx(1.651, abs=1e-3))

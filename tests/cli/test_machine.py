@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.builders import files
-from tests.cli.command import TINY, TOEPLENS, Answer, Toeplens, in_a_process
+from tests.builders import files_in
+from tests.cli.command import TINY, TOEPLENS, CommandResult, Toeplens, command_in_process
 
 from toeplens.__main__ import main
 
 
-def test_a_gpu_or_a_compiler_that_is_not_there(toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_gpu_or_compiler_is_a_machine_error(
+    toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("shutil.which", lambda _: None)
     for command, missing in (
@@ -29,30 +31,30 @@ def test_a_gpu_or_a_compiler_that_is_not_there(toeplens: Toeplens, tmp_path: Pat
 
 
 @pytest.mark.heavy
-def test_files_that_may_not_grow_are_the_machines_failure_and_nothing_is_half_written(
-    toeplens: Toeplens, tmp_path: Path
-):
+def test_a_file_size_limit_is_a_machine_error_without_partial_files(toeplens: Toeplens, tmp_path: Path):
     """As on a full disk: the spec fits, the weights do not."""
     command = ["train", *TINY, "--out", tmp_path]
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))"
-    refusal = in_a_process(*command, prefix=limit).refusal(3, begun=True)
+    refusal = command_in_process(*command, prefix=limit).refusal(3, begun=True)
     assert "model.safetensors" in refusal
     assert "no file is incomplete" in refusal
     (directory,) = tmp_path.iterdir()
-    assert not {"model.safetensors", "result.json"} & files(directory).keys()
+    assert not {"model.safetensors", "result.json"} & files_in(directory).keys()
     assert not [path for path in directory.iterdir() if path.suffix == ".tmp"]
     assert toeplens(*command, "--json").json()["status"] == "complete"
 
 
 @pytest.mark.heavy
-def test_standard_output_that_cannot_be_written(tmp_path: Path):
+def test_unwritable_standard_output_is_a_machine_error(tmp_path: Path):
     with open("/dev/full", "w") as full:
         done = subprocess.run([*TOEPLENS, "tasks", "--json"], stdout=full, stderr=subprocess.PIPE, text=True)
-    assert Answer(done.returncode, "", done.stderr).refusal(3).startswith("error: standard output: no space left")
+    assert (
+        CommandResult(done.returncode, "", done.stderr).refusal(3).startswith("error: standard output: no space left")
+    )
 
 
 @pytest.mark.heavy
-def test_a_reader_that_goes_away_is_no_error():
+def test_a_closed_pipe_is_not_an_error():
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run([*TOEPLENS, "encodings", "--json"], stdout=writing, stderr=subprocess.PIPE, text=True)
@@ -61,7 +63,7 @@ def test_a_reader_that_goes_away_is_no_error():
 
 
 @pytest.mark.parametrize("error", [MemoryError(), None])
-def test_memory_that_is_used_up_is_the_machines_failure(
+def test_out_of_memory_is_a_machine_error(
     toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ):
     def used_up(*_: object, **__: object) -> None:
@@ -75,7 +77,7 @@ def test_memory_that_is_used_up_is_the_machines_failure(
         assert "Out of memory. Lower --workers" in toeplens("train", *TINY, "--out", tmp_path).refusal(3)
 
 
-def test_what_a_stream_cannot_write_is_escaped(monkeypatch: pytest.MonkeyPatch):
+def test_unencodable_characters_are_escaped(monkeypatch: pytest.MonkeyPatch):
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", write_through=True))
     monkeypatch.setattr(sys, "argv", ["toeplens", "--version"])

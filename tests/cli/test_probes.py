@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.cli.command import Toeplens
-from tests.studies.probing.models import TEXT, saved
+from tests.studies.probing.models import TEXT, save_model
 
-LITTLE = ("--lengths", "64,80", "--depths", "0,1", "--repeats", "1", "--sequences", "2", "--lists", "2")
+SMALL_PROBE = ("--lengths", "64,80", "--depths", "0,1", "--repeats", "1", "--sequences", "2", "--lists", "2")
 SHORT = ("--sequences", "1", "--tokens", "80", "--effect-tokens", "16", "--probe-tokens", "80")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved(tmp_path_factory.mktemp("models") / "tiny")
+    return save_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture
@@ -25,25 +25,23 @@ def text(tmp_path: Path) -> Path:
     return tmp_path / "text.txt"
 
 
-def test_a_probe_is_written_over_an_older_one_alone(
-    toeplens: Toeplens, model: Path, text: Path, tmp_path: Path
-) -> None:
+def test_a_probe_replaces_only_an_older_probe(toeplens: Toeplens, model: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    for change in ((), ("--change", "layers=all still=1", "--change", "layers=2 heads=3 output=zero")):
-        answer = toeplens("probe", model, "--text", text, "--out", out, *LITTLE, *change[:2], "--json")
-        found = answer.json()
-        assert found["page"] == str(out / "report.html")
-        assert found["changes"] == (["layers 1–2: pair 1 frozen"] if change else [])
+    for change in ((), ("--change", "layers=all freeze=1", "--change", "layers=2 heads=3 output=zero")):
+        answer = toeplens("probe", model, "--text", text, "--out", out, *SMALL_PROBE, *change[:2], "--json")
+        actual = answer.json()
+        assert actual["page"] == str(out / "report.html")
+        assert actual["changes"] == (["layers 1–2: pair 1 frozen"] if change else [])
         assert sorted(path.name for path in out.iterdir()) == [".lock", "probe.json", "report.html"]
-    shown = toeplens("probe", model, "--text", text, "--out", out, *LITTLE)
-    assert shown.code == 0
-    assert "needle" in shown.out
+    output = toeplens("probe", model, "--text", text, "--out", out, *SMALL_PROBE)
+    assert output.code == 0
+    assert "needle" in output.out
     other = shutil.copytree(model, tmp_path / "other")
-    refused = toeplens("probe", other, "--text", text, "--out", out, *LITTLE).refusal()
+    refused = toeplens("probe", other, "--text", text, "--out", out, *SMALL_PROBE).refusal()
     assert refused.endswith("/tiny'. Choose an empty or new directory.")
     assert refused.startswith(f"error: --out: {out} contains the probe of ")
     twice = ("--text", text, "--text", tmp_path / "none.txt")
-    refused = toeplens("probe", model, *twice, "--out", out, *LITTLE).refusal()
+    refused = toeplens("probe", model, *twice, "--out", out, *SMALL_PROBE).refusal()
     assert refused == "error: --text must be set only once, got 2 files."
 
 
@@ -55,33 +53,33 @@ def test_a_probe_is_written_over_an_older_one_alone(
         (("--change", "layers=1 speed=1e300"), "--change: speed must be from -1000000 to 1000000, got 1e+300."),
     ],
 )
-def test_what_cannot_be_probed(
+def test_impossible_probes_are_refused(
     words: tuple[str, ...], sentence: str, toeplens: Toeplens, model: Path, text: Path, tmp_path: Path
 ) -> None:
-    answer = toeplens("probe", model, "--text", text, "--out", tmp_path / "out", *LITTLE, *words)
+    answer = toeplens("probe", model, "--text", text, "--out", tmp_path / "out", *SMALL_PROBE, *words)
     assert answer.refusal().startswith(f"error: {sentence}")
     assert not (tmp_path / "out").exists()
 
 
-def test_token_ids_stand_for_a_text(toeplens: Toeplens, model: Path, text: Path, tmp_path: Path) -> None:
+def test_token_ids_can_replace_a_text(toeplens: Toeplens, model: Path, text: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", np.arange(400) % 20)
     shutil.copytree(model, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
-    given = ("--tokens", tmp_path / "ids.npy", "--out", tmp_path / "out", *LITTLE)
-    answer = toeplens("probe", tmp_path / "bare", *given, "--json").json()
+    arguments = ("--tokens", tmp_path / "ids.npy", "--out", tmp_path / "out", *SMALL_PROBE)
+    answer = toeplens("probe", tmp_path / "bare", *arguments, "--json").json()
     assert {item["behaviour"] for item in answer["items"]} == {"loss", "copying"}
-    for wrong in (("--text", text, *given), given[2:]):
+    for wrong in (("--text", text, *arguments), arguments[2:]):
         refused = toeplens("probe", model, *wrong).refusal()
         assert refused == "error: --text or --tokens must be set, but not both."
 
 
 @pytest.mark.heavy
-def test_a_pretrained_model_is_examined_and_judged_again(
+def test_a_pretrained_study_runs_and_its_claims_are_recomputed(
     toeplens: Toeplens, model: Path, text: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "study"
-    found = toeplens("pretrained", model, "--text", text, "--out", out, *SHORT, "--json").json()
-    assert found["finished"] == found["total"] == 27
-    assert len(found["claims"]) == 10
+    actual = toeplens("pretrained", model, "--text", text, "--out", out, *SHORT, "--json").json()
+    assert actual["finished"] == actual["total"] == 27
+    assert len(actual["claims"]) == 10
     assert (out / "report.html").exists()
     assert len(toeplens("claims", out, "--json").json()) == 10
     assert Path(toeplens("report", out, "--json").json()["page"]) == out / "report.html"

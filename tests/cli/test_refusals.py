@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import typer
-from tests.builders import files, timeless
+from tests.builders import files_in, without_times
 from tests.cli.command import TINY, Toeplens
 
 from toeplens.cli.options import Command, with_options
-from toeplens.ground.execution import ClusterOptions, ExecutionOptions
 from toeplens.training import Run, loggers
+from toeplens.utils.execution import ClusterOptions, ExecutionOptions
 
 MANY = "9" * 300
 REFUSED = {  # TINY stands for the options of a tiny run; fields of a spec are wrong in more ways in test_spec.py
@@ -48,15 +48,15 @@ REFUSED = {  # TINY stands for the options of a tiny run; fields of a spec are w
 def test_bad_input_is_one_line_and_leaves_nothing_behind(toeplens: Toeplens, tmp_path: Path, command: str):
     arguments = shlex.split(command.replace("TINY", shlex.join(TINY)))
     assert REFUSED[command] in toeplens(*arguments, "--json", "--out", tmp_path / "out").refusal()
-    assert not [path for path in files(tmp_path) if not path.endswith((".lock", "spec.json"))]
+    assert not [path for path in files_in(tmp_path) if not path.endswith((".lock", "spec.json"))]
 
 
-def test_what_is_missing_is_named(toeplens: Toeplens):
+def test_missing_arguments_are_named(toeplens: Toeplens):
     assert "Missing option '--out'" in toeplens("train").refusal()
     assert "Missing argument" in toeplens("ablate").refusal()
 
 
-def test_other_peoples_files_are_left_alone(toeplens: Toeplens, tmp_path: Path):
+def test_unrelated_files_are_left_unchanged(toeplens: Toeplens, tmp_path: Path):
     mine = tmp_path / "thesis.txt"
     mine.write_text("mine")
     for command in (["train", *TINY], ["reproduce", "--scale", "smoke"]):
@@ -68,11 +68,11 @@ def test_other_peoples_files_are_left_alone(toeplens: Toeplens, tmp_path: Path):
     )
     for command in ("ablate", "report", "claims"):
         toeplens(command, tmp_path).refusal()
-    assert files(tmp_path) == {"thesis.txt": b"mine"}
+    assert files_in(tmp_path) == {"thesis.txt": b"mine"}
 
 
 @pytest.mark.parametrize("content", [None, b"epochs: 3", b"[]"])
-def test_a_spec_that_is_none_is_refused(toeplens: Toeplens, tmp_path: Path, content: bytes | None):
+def test_an_invalid_spec_is_refused(toeplens: Toeplens, tmp_path: Path, content: bytes | None):
     spec = tmp_path / "spec.json"
     if content is not None:
         spec.write_bytes(content)
@@ -82,7 +82,7 @@ def test_a_spec_that_is_none_is_refused(toeplens: Toeplens, tmp_path: Path, cont
 
 
 @pytest.mark.parametrize("command", ["ablate", "decompose", "report", "claims", "cite"])
-def test_what_is_no_run_and_no_study_is_refused(toeplens: Toeplens, tmp_path: Path, command: str):
+def test_a_directory_that_is_no_run_or_study_is_refused(toeplens: Toeplens, tmp_path: Path, command: str):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("mine")
     before = sorted(tmp_path.rglob("*"))
@@ -94,7 +94,7 @@ def test_what_is_no_run_and_no_study_is_refused(toeplens: Toeplens, tmp_path: Pa
 @pytest.mark.parametrize(
     ("command", "named"), [(["train", "--out"], "'--out'"), (["audit", "model", "--text"], "'--text'")]
 )
-def test_paths_that_cannot_be_name_their_option(toeplens: Toeplens, command: list[str], named: str):
+def test_impossible_paths_name_their_option(toeplens: Toeplens, command: list[str], named: str):
     assert f"Invalid value for {named}: The path is empty" in toeplens(*command, "").refusal()
     for url in ("s3://bucket/x", "file:///tmp/x"):
         assert f"Invalid value for {named}: {url} is a URL. Give a local path" in toeplens(*command, url).refusal()
@@ -103,8 +103,8 @@ def test_paths_that_cannot_be_name_their_option(toeplens: Toeplens, command: lis
         assert f"Invalid value for {named}: The path of {len(path)} bytes, or a name in it, is longer" in refusal
 
 
-def test_what_cannot_be_asked_of_a_run_is_refused(toeplens: Toeplens, run: Run):
-    before = files(run.directory)
+def test_impossible_options_for_a_run_are_refused(toeplens: Toeplens, run: Run):
+    before = files_in(run.directory)
     for command, option, value, words in (
         ("ablate", "--examples", 0, "examples must be"),
         ("ablate", "--split", "tset", "got 'tset'; did you mean 'test'"),
@@ -116,10 +116,10 @@ def test_what_cannot_be_asked_of_a_run_is_refused(toeplens: Toeplens, run: Run):
         assert words in toeplens(command, run.directory, option, value).refusal()
     refusal = toeplens("decompose", run.directory, "--split", "input", "--layer", 2).refusal()
     assert "--split must be 'mean' or 'ablate' for layer 2, got 'input'" in refusal
-    assert files(run.directory) == before
+    assert files_in(run.directory) == before
 
 
-def test_a_card_replaces_nothing_else_and_its_place_is_tried_first(
+def test_a_card_replaces_only_a_card_and_its_path_is_checked_first(
     toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("toeplens.studies.card.make_card", lambda *_, **__: pytest.fail("the work was begun"))
@@ -130,15 +130,15 @@ def test_a_card_replaces_nothing_else_and_its_place_is_tried_first(
     (tmp_path / "thesis.txt").write_text("mine")
     assert "thesis.txt" in toeplens("card", "rope", "--out", tmp_path / "thesis.txt").refusal()
     assert "Cannot write" in toeplens("card", "rope", "--out", "/proc/page.html").refusal(3)
-    assert files(tmp_path) == {"thesis.txt": b"mine"}
+    assert files_in(tmp_path) == {"thesis.txt": b"mine"}
 
 
 def test_a_dataclass_is_expanded_to_options_of_its_fields_with_a_help_text():
     @with_options()
     def command(out: str | None = None, *, execution: ExecutionOptions, cluster: ClusterOptions) -> None:
-        seen.update(execution=execution, cluster=cluster, out=out)
+        received.update(execution=execution, cluster=cluster, out=out)
 
-    seen: dict[str, object] = {}
+    received: dict[str, object] = {}
     fields = ["time_budget", "device", "compile", "stack", "follow"]
     cluster = ["workers", "engine", "address", "cpus_per_cell", "gpus_per_cell", "memory_per_cell"]
     assert list(inspect.signature(command).parameters) == ["out", *fields, *cluster]
@@ -146,33 +146,33 @@ def test_a_dataclass_is_expanded_to_options_of_its_fields_with_a_help_text():
     app.command(cls=Command)(command)
     given = "--follow wandb --stack 2 --engine ray --memory-per-cell 4G"
     app(given.split(), standalone_mode=False)
-    assert seen["execution"] == ExecutionOptions(stack=2, follow=("wandb",))
-    assert seen["cluster"] == ClusterOptions(engine="ray", memory_per_cell="4G")
+    assert received["execution"] == ExecutionOptions(stack=2, follow=("wandb",))
+    assert received["cluster"] == ClusterOptions(engine="ray", memory_per_cell="4G")
 
 
-def test_loggers_that_are_not_installed_are_refused_before_anything_is_written(
+def test_missing_loggers_are_refused_before_any_output(
     toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     says = "got 'tensorbord'; did you mean 'tensorboard'?"
     monkeypatch.setattr(loggers, "find_spec", lambda name: None)
     for command in (["train"], ["reproduce", "--scale", "smoke"], ["study", "canonical-smoke"], ["theory"]):
-        given = (*command, "--out", tmp_path / "a", "--follow")
-        assert says in toeplens(*given, "tensorbord").refusal()
+        arguments = (*command, "--out", tmp_path / "a", "--follow")
+        assert says in toeplens(*arguments, "tensorbord").refusal()
         assert "follow: wandb is not installed. Run: pip install 'toeplens[wandb]'." in toeplens(
-            *given, "wandb"
+            *arguments, "wandb"
         ).refusal(3)
     assert not (tmp_path / "a").exists()
 
 
-def test_a_run_is_logged_and_what_fails_is_a_warning(
+def test_a_run_is_logged_and_logger_failures_are_warnings(
     toeplens: Toeplens, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    given = ("train", *TINY, "--out", tmp_path, "--follow", "tensorboard")
-    first = toeplens(*given, "--json")
+    arguments = ("train", *TINY, "--out", tmp_path, "--follow", "tensorboard")
+    first = toeplens(*arguments, "--json")
     run = Path(first.json()["directory"])
     (run / "result.json").unlink()
     shutil.rmtree(run / "tensorboard")
     (run / "tensorboard").write_text("in the way")
-    again = toeplens(*given, "--json")
-    assert timeless(again.json()["metrics"]) == timeless(first.json()["metrics"])
+    again = toeplens(*arguments, "--json")
+    assert without_times(again.json()["metrics"]) == without_times(first.json()["metrics"])
     assert caplog.messages[0].startswith("Logger TensorBoard is disabled: ")

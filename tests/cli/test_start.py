@@ -13,12 +13,12 @@ import pytest
 from tests.cli.command import TINY, TOEPLENS, Toeplens
 
 import toeplens as tl
-from toeplens.cli.studies import OURS, PARTS
-from toeplens.ground.execution import INTERRUPTED
+from toeplens.cli.studies import BUILTIN_STUDIES, PARTS
 from toeplens.papers import deposit as study
 from toeplens.studies import grid
+from toeplens.utils.execution import INTERRUPTED_MESSAGE
 
-LIGHT = """
+WITHOUT_TORCH_SCRIPT = """
 import sys
 import toeplens
 from toeplens.__main__ import main
@@ -31,23 +31,26 @@ except SystemExit as left:
 """
 
 
-def light(*arguments: str, **environment: str) -> str:
+def run_without_torch(*arguments: str, **environment: str) -> str:
     """What a command prints that has to get by without torch."""
     done = subprocess.run(
-        [sys.executable, "-c", LIGHT, *arguments], capture_output=True, text=True, env={**os.environ, **environment}
+        [sys.executable, "-c", WITHOUT_TORCH_SCRIPT, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
-def test_help_and_the_version_do_without_torch():
-    assert "Train one model" in light("--help")
-    assert "--encoding" in light("train", "--help")
-    assert "--effects" in light("audit", "--help")
-    assert light("--version") == f"toeplens {tl.__version__}\n"
+def test_help_and_version_work_without_torch():
+    assert "Train one model" in run_without_torch("--help")
+    assert "--encoding" in run_without_torch("train", "--help")
+    assert "--effects" in run_without_torch("audit", "--help")
+    assert run_without_torch("--version") == f"toeplens {tl.__version__}\n"
 
 
-MODULES = """
+MODULES_SCRIPT = """
 import sys
 from toeplens.__main__ import main
 sys.argv = ["toeplens", *sys.argv[1:]]
@@ -60,23 +63,25 @@ except SystemExit as left:
 
 
 @pytest.mark.heavy
-def test_training_imports_what_it_needs(tmp_path: Path):
+def test_training_imports_only_what_it_needs(tmp_path: Path):
     """Its exit code is the number of our modules: no lens, no study, no page."""
-    command = [sys.executable, "-c", MODULES, "train", *TINY, "--out", str(tmp_path)]
+    command = [sys.executable, "-c", MODULES_SCRIPT, "train", *TINY, "--out", str(tmp_path)]
     assert 60 < subprocess.run(command, capture_output=True).returncode <= 120
 
 
 def test_a_shell_completes_commands_and_options_without_torch():
     words = {"_TOEPLENS_COMPLETE": "complete_bash", "COMP_CWORD": "1"}
-    assert light(COMP_WORDS="toeplens tr", **words).split() == ["train"]
-    options = light(COMP_WORDS="toeplens card --le", **words | {"COMP_CWORD": "2"}).split()
+    assert run_without_torch(COMP_WORDS="toeplens tr", **words).split() == ["train"]
+    options = run_without_torch(COMP_WORDS="toeplens card --le", **words | {"COMP_CWORD": "2"}).split()
     assert options == ["--length"]
-    assert "complete" in light("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert "complete" in run_without_torch(
+        "--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1"
+    )
 
 
-def test_what_help_lists_is_what_there_is():
+def test_help_lists_every_command():
     assert tuple(study.PARTS) == PARTS
-    assert grid.specs() == OURS
+    assert grid.spec_names() == BUILTIN_STUDIES
 
 
 def test_type_checkers_see_the_same_names():
@@ -86,7 +91,7 @@ def test_type_checkers_see_the_same_names():
     assert names | {"__version__"} == set(tl.__all__)
 
 
-FEW = """
+AUDIT_IMPORTS_SCRIPT = """
 import sys
 import toeplens.cli.pretrained, toeplens.cli.audit_output, toeplens.report.audit
 print(sum(name.split(".")[0] == "toeplens" for name in sys.modules))
@@ -95,11 +100,11 @@ print(sum(name.split(".")[0] == "toeplens" for name in sys.modules))
 
 def test_an_audit_imports_few_modules():
     """Neither training, nor tasks, nor the engine, nor other studies."""
-    done = subprocess.run([sys.executable, "-c", FEW], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", AUDIT_IMPORTS_SCRIPT], capture_output=True, text=True, check=True)
     assert int(done.stdout) <= 170
 
 
-LIBRARY = """
+LIBRARY_SCRIPT = """
 import gc, os, signal, sys
 before = dict(os.environ), [signal.getsignal(each) for each in signal.valid_signals()], list(sys.warnoptions)
 import toeplens
@@ -112,8 +117,8 @@ assert gc.isenabled()
 
 
 @pytest.mark.heavy
-def test_a_library_leaves_its_process_as_it_is():
-    done = subprocess.run([sys.executable, "-c", LIBRARY], capture_output=True, text=True)
+def test_importing_toeplens_leaves_the_process_unchanged():
+    done = subprocess.run([sys.executable, "-c", LIBRARY_SCRIPT], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -129,7 +134,7 @@ def test_a_signal_while_a_command_imports_is_one_sentence(number: signal.Signals
         assert process.stdout.readline() == "importing\n"
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, f"{INTERRUPTED}\n")
+    assert (process.returncode, err) == (130, f"{INTERRUPTED_MESSAGE}\n")
 
 
 def test_ctrl_c_is_one_sentence(toeplens: Toeplens, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -138,4 +143,4 @@ def test_ctrl_c_is_one_sentence(toeplens: Toeplens, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("toeplens.studies.card.make_card", interrupted)
     answer = toeplens("card", "rope", "--out", tmp_path / "page.html")
-    assert (answer.code, answer.out, answer.err) == (130, "", f"{INTERRUPTED}\n")
+    assert (answer.code, answer.out, answer.err) == (130, "", f"{INTERRUPTED_MESSAGE}\n")

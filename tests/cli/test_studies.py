@@ -15,23 +15,23 @@ from typing import Any
 
 import pytest
 import torch
-from tests.builders import files, wait_until
-from tests.cli.command import TINY, TOEPLENS, Toeplens, changes, in_a_process
+from tests.builders import files_in, wait_until
+from tests.cli.command import TINY, TOEPLENS, Toeplens, command_in_process, set_options
 
 from toeplens.engine import pool
-from toeplens.ground import read_json
-from toeplens.ground.execution import INTERRUPTED
 from toeplens.papers.deposit import SCALES, claims_of
 from toeplens.studies.kit import study
 from toeplens.training import Run
 from toeplens.training import run as store
 from toeplens.training.presets import COUNT, DISTANCE
+from toeplens.utils import read_json
+from toeplens.utils.execution import INTERRUPTED_MESSAGE
 
 RESULTS = Path(__file__).parents[2] / "results"
 
 
 @pytest.fixture
-def micro(monkeypatch: pytest.MonkeyPatch) -> None:
+def micro_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     """The smoke scale made as small as can be."""
     smoke = SCALES["smoke"]
     sizes = {n: replace(size, train_examples=32, test_examples=16, epochs=1) for n, size in smoke.tasks.items()}
@@ -47,14 +47,14 @@ def micro(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
+def local_studies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Studies are carried out in this process."""
 
     monkeypatch.setattr(pool, "plan_workers", lambda *_: (1, torch.get_num_threads()))
 
 
-@pytest.mark.usefixtures("micro", "here")
-def test_a_study_its_claims_and_its_page(toeplens: Toeplens, tmp_path: Path):
+@pytest.mark.usefixtures("micro_scale", "local_studies")
+def test_a_study_writes_its_claims_and_its_page(toeplens: Toeplens, tmp_path: Path):
     command = ["reproduce", "--scale", "smoke", "--protocol", "paper", "--out", tmp_path / "study"]
     state = toeplens(*command, "--json").json()
     assert (state["finished"], state["total"], state["share"]) == (2, 2, 1.0)
@@ -89,8 +89,8 @@ encodings:
 """
 
 
-@pytest.mark.usefixtures("here")
-def test_a_study_of_ones_own(toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.usefixtures("local_studies")
+def test_a_user_defined_study_runs(toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its table, its claims and its page; in a directory of its name, as none is given."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(SMALL_STUDY)
@@ -110,24 +110,24 @@ def test_a_study_of_ones_own(toeplens: Toeplens, tmp_path: Path, monkeypatch: py
     assert "got 'mine'" in toeplens("study", "mine", "--out", out).refusal()
 
 
-def test_from_the_command_to_a_step_of_the_optimiser_it_is_not_far(
+def test_the_call_stack_from_command_to_optimizer_step_is_short(
     toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """At most eight frames of ours in six files."""
-    found: list[str] = []
+    actual: list[str] = []
 
     def step(*_: Any, **__: Any) -> None:
         ours = str(Path(study.__file__).parents[2])
-        found.extend(frame.filename for frame in traceback.extract_stack() if frame.filename.startswith(ours))
+        actual.extend(frame.filename for frame in traceback.extract_stack() if frame.filename.startswith(ours))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     assert toeplens("reproduce", "--scale", "smoke", "--workers", "1", "--out", tmp_path / "out").code == 130
-    assert 4 < len(found) <= 8
-    assert len(set(found)) <= 6
+    assert 4 < len(actual) <= 8
+    assert len(set(actual)) <= 6
 
 
-def test_text_of_a_study_is_named_where_it_cannot_be_read(toeplens: Toeplens, tmp_path: Path):
+def test_an_unreadable_text_of_a_study_is_named(toeplens: Toeplens, tmp_path: Path):
     study = ["study", "language-smoke", "--out", tmp_path / "study"]
     assert "none.txt does not exist" in toeplens(*study, "--text", tmp_path / "none.txt").refusal()
     (tmp_path / "short.txt").write_text("\n".join(f"{number} words of a short text" for number in range(3000)))
@@ -137,9 +137,11 @@ def test_text_of_a_study_is_named_where_it_cannot_be_read(toeplens: Toeplens, tm
     assert "--text must be set only for a study with the task language" in other.refusal()
 
 
-def test_the_mathematics_is_a_study_too(toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_theory_study_runs_from_the_command_line(
+    toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Stopped before it began, so that it is quick; tests/papers/mathematics/test_study.py carries it out."""
-    monkeypatch.setattr("toeplens.ground.execution.seconds", lambda text: -1e9)
+    monkeypatch.setattr("toeplens.utils.execution.parse_duration", lambda text: -1e9)
     command = ["theory", "--scale", "smoke", "--seeds", "1", "--time-budget", "1m", "--out", tmp_path / "theory"]
     state = toeplens(*command, "--json").json()
     assert (state["finished"], state["total"]) == (0, 12)
@@ -160,11 +162,11 @@ def test_a_recorded_pretrained_model_has_its_page_and_its_claims(toeplens: Toepl
     assert toeplens("report", tmp_path, "--json").json() == {"page": str(tmp_path / "report.html")}
     assert "Map of heads" in (tmp_path / "report.html").read_text()
     assert toeplens("claims", tmp_path, "--json").json() == read_json(tmp_path / "claims.json")["claims"]
-    assert set(files(tmp_path)) == {"results.json.xz", "claims.json", "report.html"}
+    assert set(files_in(tmp_path)) == {"results.json.xz", "claims.json", "report.html"}
 
 
 @pytest.mark.heavy
-def test_a_record_of_runs_has_its_page_and_ledger_without_them(toeplens: Toeplens, tmp_path: Path):
+def test_a_recorded_study_has_its_page_and_ledger_without_its_runs(toeplens: Toeplens, tmp_path: Path):
     for name in ("results.json", "claims.json"):
         shutil.copy(RESULTS / "theory" / name, tmp_path)
     assert toeplens("report", tmp_path, "--json").json() == {"page": str(tmp_path / "report.html")}
@@ -177,14 +179,14 @@ def test_a_record_of_runs_has_its_page_and_ledger_without_them(toeplens: Toeplen
 
 @pytest.mark.heavy
 def test_sigterm_stops_training_at_a_checkpoint(tmp_path: Path):
-    command = ["train", *TINY, *changes(epochs=100_000), "--out", str(tmp_path), "--json"]
-    told = group_signalled(signal.SIGTERM, command, lambda: bool(list(tmp_path.glob("*/metrics.jsonl"))))
+    command = ["train", *TINY, *set_options(epochs=100_000), "--out", str(tmp_path), "--json"]
+    told = output_after_group_signal(signal.SIGTERM, command, lambda: bool(list(tmp_path.glob("*/metrics.jsonl"))))
     (run,) = map(Run.open, tmp_path.iterdir())
     assert told["status"] == run.status == "stopped"
     assert run.step > 0
 
 
-def group_signalled(number: signal.Signals, command: list[str], ready: Callable[[], bool]) -> Any:
+def output_after_group_signal(number: signal.Signals, command: list[str], ready: Callable[[], bool]) -> Any:
     """What is printed for a machine after a signal, as a terminal, `timeout` and schedulers send it.
 
     It goes to the command and all its workers, which have a minute to be gone, however busy the machine is.
@@ -196,27 +198,27 @@ def group_signalled(number: signal.Signals, command: list[str], ready: Callable[
         wait_until(ready, process)
         os.killpg(process.pid, number)
         out, err = process.communicate(timeout=60)
-    assert (process.returncode, err.splitlines()[-1]) == (130, INTERRUPTED)
+    assert (process.returncode, err.splitlines()[-1]) == (130, INTERRUPTED_MESSAGE)
     assert "Traceback" not in err
     return json.loads(out)
 
 
 @pytest.mark.heavy
-def test_ctrl_c_stops_a_study_cleanly_and_the_same_command_completes_it(tmp_path: Path):
+def test_ctrl_c_stops_a_study_and_the_same_command_resumes_it(tmp_path: Path):
     command = ["reproduce", "--scale", "smoke", "--protocol", "released", "--out", str(tmp_path / "study"), "--json"]
     runs = tmp_path / "study" / "runs"
-    state = group_signalled(signal.SIGINT, command, lambda: len(list(runs.glob("*/metrics.jsonl"))) >= 3)
+    state = output_after_group_signal(signal.SIGINT, command, lambda: len(list(runs.glob("*/metrics.jsonl"))) >= 3)
     assert 0 < state["finished"] < state["total"]
     unfinished = [run for run in map(Run.open, runs.iterdir()) if run.status == "stopped"]
     assert all(store.load_checkpoint(run.directory, run.spec) is not None for run in unfinished)
     assert len(unfinished) <= 2  # no more than there are workers
-    done = in_a_process(*command, timeout=600).json()
+    done = command_in_process(*command, timeout=600).json()
     assert done["finished"] == done["total"] == state["total"]
     assert done["share"] == 1.0
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_the_workers_start_is_as_clean(tmp_path: Path, number: signal.Signals):
+def test_a_signal_during_worker_startup_stops_cleanly(tmp_path: Path, number: signal.Signals):
     command = ["reproduce", "--scale", "smoke", "--out", str(tmp_path / "study"), "--json"]
-    assert group_signalled(number, command, (tmp_path / "study" / "runs").exists)["finished"] == 0
+    assert output_after_group_signal(number, command, (tmp_path / "study" / "runs").exists)["finished"] == 0

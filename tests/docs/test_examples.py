@@ -57,17 +57,17 @@ def test_commands_shown_in_the_documentation_exist() -> None:
     assert shown == known
 
 
-def test_links_between_pages_lead_somewhere() -> None:
+def test_links_between_pages_resolve() -> None:
     for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
         for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_the_table_of_encodings_is_complete_and_true() -> None:
+def test_the_table_of_encodings_is_complete_and_correct() -> None:
     page = (ROOT / "docs" / "reference" / "encodings.md").read_text()
-    found = re.findall(r"^\| `([a-z0-9-]+)` \| (.*) \|$", page, re.M)
-    rows = {name: row.split(" | ") for name, row in found if row.count(" | ") == 4}
+    actual = re.findall(r"^\| `([a-z0-9-]+)` \| (.*) \|$", page, re.M)
+    rows = {name: row.split(" | ") for name, row in actual if row.count(" | ") == 4}
     for name in encodings.names():
         kind = encodings.get(name)
         where, _, toeplitz, content, source = rows[name]

@@ -13,7 +13,7 @@ import pytest
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebooks" / "first-look.ipynb"
 CELLS = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
-RUN = """
+RUN_SCRIPT = """
 import sys, nbformat, nbclient
 notebook = nbformat.read(sys.argv[1], 4)
 where = {"metadata": {"path": sys.argv[2]}}
@@ -22,14 +22,14 @@ nbformat.write(notebook, sys.argv[3])
 """
 
 
-def test_it_is_kept_without_outputs() -> None:
+def test_the_notebook_is_stored_without_outputs() -> None:
     for cell in CELLS:
         if cell["cell_type"] == "code":
             assert (cell["outputs"], cell["execution_count"]) == ([], None)
 
 
 @pytest.mark.heavy
-def test_it_runs_from_top_to_bottom(tmp_path: Path) -> None:
+def test_the_notebook_runs(tmp_path: Path) -> None:
     """In a process of its own: what a kernel's client warns of is no matter of ours."""
     done = tmp_path / "done.ipynb"
     kernels = tmp_path / "kernels" / "python3"
@@ -39,12 +39,14 @@ def test_it_runs_from_top_to_bottom(tmp_path: Path) -> None:
         json.dumps({"argv": command, "display_name": "Python 3", "language": "python"})
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "JUPYTER_PATH": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", RUN, str(NOTEBOOK), str(tmp_path), str(done)], check=True, env=environment)
+    subprocess.run(
+        [sys.executable, "-c", RUN_SCRIPT, str(NOTEBOOK), str(tmp_path), str(done)], check=True, env=environment
+    )
     cells = [cell for cell in json.loads(done.read_text("utf-8"))["cells"] if cell["cell_type"] == "code"]
-    told = ["".join(piece for out in cell["outputs"] for piece in out.get("text", [])) for cell in cells]
-    right = {name: int(percent) for name, percent in re.findall(r"(\w+): (\d+) % right", told[0])}
+    output = ["".join(piece for out in cell["outputs"] for piece in out.get("text", [])) for cell in cells]
+    right = {name: int(percent) for name, percent in re.findall(r"(\w+): (\d+) % right", output[0])}
     assert right["rope"] > right["nope"] + 20, "the task needs a position"
-    assert float(re.findall(r"logits by (\S+)", told[2])[0]) < 1e-5
+    assert float(re.findall(r"logits by (\S+)", output[2])[0]) < 1e-5
     for cell in (cells[3], cells[4]):
         assert "vegaEmbed" in "".join(cell["outputs"][-1]["data"]["text/html"])
-    assert float(re.findall(r"differ by (\S+)", told[4])[0]) < 1e-5
+    assert float(re.findall(r"differ by (\S+)", output[4])[0]) < 1e-5

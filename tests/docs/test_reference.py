@@ -12,20 +12,20 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.builders import script
+from tests.builders import load_script
 
 import toeplens
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-ASKED = {
+REFERENCED = {
     name
     for page in (DOCS / "reference" / "api").glob("*.md")
     for name in re.findall(r"^::: (\S+)", page.read_text("utf-8"), re.M)
 }
-FLOORS = [f"toeplens.{module.name}" for module in pkgutil.iter_modules(toeplens.__path__) if module.ispkg]
-PUBLIC = [name for name in FLOORS if name not in ("toeplens.cli", "toeplens.papers")]
-PACKAGES = sorted(name for name in ASKED if (ROOT / "src" / name.replace(".", "/") / "__init__.py").exists())
+LAYERS = [f"toeplens.{module.name}" for module in pkgutil.iter_modules(toeplens.__path__) if module.ispkg]
+PUBLIC = [name for name in LAYERS if name not in ("toeplens.cli", "toeplens.papers")]
+PACKAGES = sorted(name for name in REFERENCED if (ROOT / "src" / name.replace(".", "/") / "__init__.py").exists())
 
 
 def names_of(package: str) -> list[str]:
@@ -33,14 +33,14 @@ def names_of(package: str) -> list[str]:
     return [name for name in getattr(module, "__all__", ()) if not inspect.ismodule(getattr(module, name))]
 
 
-def test_every_floor_has_its_page() -> None:
-    assert [name for name in PUBLIC if name not in ASKED] == []
+def test_every_subpackage_has_a_page() -> None:
+    assert [name for name in PUBLIC if name not in REFERENCED] == []
 
 
-def test_what_toeplens_offers_by_name_is_a_floors() -> None:
-    by_floor = {name for package in PUBLIC for name in names_of(package)}
+def test_toeplens_exports_only_names_of_subpackages() -> None:
+    by_layer = {name for package in PUBLIC for name in names_of(package)}
     offered = {name for name in toeplens.__all__ if not inspect.ismodule(getattr(toeplens, name))}
-    assert offered - by_floor == {"__version__"}
+    assert offered - by_layer == {"__version__"}
     listed = (DOCS / "reference" / "api.md").read_text("utf-8")
     assert [name for name in offered - {"__version__"} if f"`{name}`" not in listed] == []
 
@@ -57,7 +57,7 @@ def test_the_navigation_has_every_page_once() -> None:
 
 def test_tables_of_names_become_lists() -> None:
     pytest.importorskip("griffe")
-    docstrings = script(ROOT / "tools" / "docstrings.py")
+    docstrings = load_script(ROOT / "tools" / "docstrings.py")
     told = "    q, k     [B, N] vectors of `x[0]`,\n             a < b\n    **more   what else"
     text = f"A head.\n\nArguments\n{told}\n\nAnd [so]."
     assert [line for line in docstrings.as_markdown(text).splitlines() if line] == [
@@ -70,10 +70,10 @@ def test_tables_of_names_become_lists() -> None:
 
 
 def test_formulas_become_mathml() -> None:
-    hook = script(ROOT / "tools" / "formulas.py")
-    made = hook.on_page_content(r'<p>a <span class="arithmatex">\(\lambda \le 1\)</span> b</p>')
-    assert made.startswith("<p>a <math")
-    assert "\\" not in made
+    hook = load_script(ROOT / "tools" / "formulas.py")
+    html = hook.on_page_content(r'<p>a <span class="arithmatex">\(\lambda \le 1\)</span> b</p>')
+    assert html.startswith("<p>a <math")
+    assert "\\" not in html
     assert hook.on_page_content("<p>nothing</p>") == "<p>nothing</p>"
     with pytest.raises(ValueError, match="does not know all of the formula"):
         hook.on_page_content(r'<span class="arithmatex">\(\nosuchcommand{x}\)</span>')

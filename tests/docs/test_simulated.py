@@ -8,46 +8,46 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.builders import script
+from tests.builders import load_script
 
 from toeplens.studies import Claim, Finding, above, below, judge_all, supporting, within
 
-simulated = script(Path(__file__).parents[2] / "tools" / "simulated.py")
+simulated = load_script(Path(__file__).parents[2] / "tools" / "simulated.py")
 simulate = simulated.simulate
 SHAPES = ("normal", "two-valued", "skewed", "as seen")
 pytestmark = pytest.mark.heavy
-SEEN = [0.4, 0.6, 0.5, 0.55, 0.45]
+OBSERVED = [0.4, 0.6, 0.5, 0.55, 0.45]
 Part = Callable[[], Finding]
 
 
-def entries(*parts: Part) -> list[Any]:
+def ledger_entries(*parts: Part) -> list[Any]:
     return judge_all([Claim("it", "a source", "It is so.", "A rule.", lambda _: [part() for part in parts])], None)
 
 
-def over() -> Finding:
-    return above("it", SEEN, 0.5)
+def above_half() -> Finding:
+    return above("it", OBSERVED, 0.5)
 
 
 @pytest.mark.parametrize(
     ("parts", "truths"),
     [
-        ((over,), ("fails", "at the bar", "holds")),
-        ((lambda: below("it", SEEN, 0.5),), ("holds", "at the bar", "fails")),
-        ((lambda: within("it", SEEN, -0.1, 0.5),), ("holds", "at the bar", "fails")),
-        ((lambda: above("it", SEEN, 0.0),), ("at the bar", "at the bar", "holds")),
-        ((over, lambda: Finding("fails", "exactly")), ("fails", "fails", "fails")),
-        ((over, lambda: Finding("holds", "exactly")), ("fails", "at the bar", "holds")),
-        ((over, lambda: supporting(below("it", SEEN, 0.5))), ("fails", "at the bar", "holds")),
+        ((above_half,), ("fails", "at the bar", "holds")),
+        ((lambda: below("it", OBSERVED, 0.5),), ("holds", "at the bar", "fails")),
+        ((lambda: within("it", OBSERVED, -0.1, 0.5),), ("holds", "at the bar", "fails")),
+        ((lambda: above("it", OBSERVED, 0.0),), ("at the bar", "at the bar", "holds")),
+        ((above_half, lambda: Finding("fails", "exactly")), ("fails", "fails", "fails")),
+        ((above_half, lambda: Finding("holds", "exactly")), ("fails", "at the bar", "holds")),
+        ((above_half, lambda: supporting(below("it", OBSERVED, 0.5))), ("fails", "at the bar", "holds")),
     ],
 )
-def test_the_truth_of_a_world_follows_from_its_means(parts: tuple[Part, ...], truths: tuple[str, ...]) -> None:
-    (entry,) = entries(*parts)
+def test_the_true_verdicts_follow_from_the_means(parts: tuple[Part, ...], truths: tuple[str, ...]) -> None:
+    (entry,) = ledger_entries(*parts)
     for size, truth in zip(simulated.EFFECTS.values(), truths, strict=True):
-        found = [simulated._part_truth(part, size) for part in entry.findings if part.essential]
-        assert simulated._truth(found) == truth
+        actual = [simulated._true_part_verdict(part, size) for part in entry.findings if part.essential]
+        assert simulated._true_verdict(actual) == truth
 
 
-def test_wrong_verdicts_are_counted_and_at_most_one_in_twenty_ledgers_at_the_bar_is_wrong() -> None:
+def test_at_most_one_in_twenty_ledgers_at_the_threshold_is_wrong() -> None:
     rng = np.random.default_rng(1)
     figures = [rng.normal(0.5, 0.1, 6) for _ in range(15)]
     claims = [
@@ -55,22 +55,22 @@ def test_wrong_verdicts_are_counted_and_at_most_one_in_twenty_ledgers_at_the_bar
         for n, values in enumerate(figures)
     ]
     ledger = judge_all(claims, None)
-    found = simulate(ledger, worlds=120, effect="at the bar")
-    assert found.any_wrong <= 0.05 + 3 * (0.05 * 0.95 / 120) ** 0.5
-    assert found.plain_any_wrong > 0.5, "without correction most ledgers are wrong somewhere"
-    assert all(error.right == 0 for error in found.errors), "at the bar nothing is right"
-    assert found == simulate(ledger, worlds=120, effect="at the bar")
-    assert found != simulate(ledger, worlds=120, effect="at the bar", seed=1)
+    actual = simulate(ledger, worlds=120, effect="at the bar")
+    assert actual.any_wrong <= 0.05 + 3 * (0.05 * 0.95 / 120) ** 0.5
+    assert actual.plain_any_wrong > 0.5, "without correction most ledgers are wrong somewhere"
+    assert all(error.right == 0 for error in actual.errors), "at the bar nothing is right"
+    assert actual == simulate(ledger, worlds=120, effect="at the bar")
+    assert actual != simulate(ledger, worlds=120, effect="at the bar", seed=1)
     nothing = simulate(ledger, worlds=50, effect="nothing there")
     assert nothing.any_wrong == 0
     assert np.mean([error.right for error in nothing.errors]) > 0.9, "far below the bar it is seen to fail"
 
 
-def test_what_is_wrong_at_any_look_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_wrong_at_any_interim_look_counts_as_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of worlds at the bar whose first five models of each are over it, and with all of which it is not decided."""
     values = [*[0.6 + 0.001 * n for n in range(5)], *[0.4 - 0.001 * n for n in range(5)]]
-    ledger, fifth, seventh, none = (entries(lambda n=n: above("it", values[:n], 0.5)) for n in (10, 5, 7, 0))
-    monkeypatch.setattr(simulated, "_drawn", lambda part, *_: part)
+    ledger, fifth, seventh, none = (ledger_entries(lambda n=n: above("it", values[:n], 0.5)) for n in (10, 5, 7, 0))
+    monkeypatch.setattr(simulated, "_simulated_part", lambda part, *_: part)
     once = simulate(ledger, worlds=1, effect="at the bar")
     assert (once.any_wrong, once.errors[0].wrong_holds) == (0, 0)
     for earlier in ([fifth], [fifth, seventh], [seventh, fifth]):

@@ -7,22 +7,22 @@ import runpy
 from pathlib import Path
 
 import pytest
-from tests.builders import script
+from tests.builders import load_script
 
-from toeplens.papers.deposit.measured import recorded
+from toeplens.papers.deposit.measures import recorded_verdicts
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.heavy
-def test_they_are_what_the_records_say() -> None:
-    assert list(script(ROOT / "tools" / "tables.py").outdated()) == [], "run python tools/tables.py"
+def test_the_tables_match_the_records() -> None:
+    assert list(load_script(ROOT / "tools" / "tables.py").outdated()) == [], "run python tools/tables.py"
 
 
-def test_the_package_knows_the_records_verdicts() -> None:
-    found = recorded()["task1-rope-best", "paper"]
-    assert [(scale, seeds) for scale, seeds, _ in found] == [("desk", "up to 80 seeds"), ("laptop", "5 seeds")]
-    assert found[0][2] == "fails"
+def test_the_packaged_verdicts_match_the_records() -> None:
+    actual = recorded_verdicts()["task1-rope-best", "paper"]
+    assert [(scale, seeds) for scale, seeds, _ in actual] == [("desk", "up to 80 seeds"), ("laptop", "5 seeds")]
+    assert actual[0][2] == "fails"
 
 
 def test_every_folder_of_results_is_described() -> None:
@@ -31,7 +31,7 @@ def test_every_folder_of_results_is_described() -> None:
     assert rows == {path.name for path in (ROOT / "results").iterdir() if path.is_dir()}
 
 
-def test_the_drawing_follows_the_imports() -> None:
+def test_the_architecture_drawing_matches_the_imports() -> None:
     """If not: python docs/images/architecture.py"""
     images = ROOT / "docs" / "images"
     made = runpy.run_path(str(images / "architecture.py"))["drawing"]()

@@ -28,7 +28,7 @@ SLOW = ("conformance.check", "toeplens card")  # they compile, or measure what a
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def tutorial_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder in which the example's package is known, as if it had been installed there."""
     site, example = tmp_path / "site", ROOT / "examples" / "gaussian-window"
     shutil.copytree(example / "src" / "gaussian_window", site / "gaussian_window")
@@ -40,11 +40,11 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (about / "entry_points.txt").write_text(f"[toeplens.encodings]\n{named}\n", "utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(site))
-    registry._found.cache_clear()
+    registry._load_encodings.cache_clear()
     yield tmp_path
     monkeypatch.undo()
     sys.modules.pop("gaussian_window", None)
-    registry._found.cache_clear()
+    registry._load_encodings.cache_clear()
 
 
 def commands(block: str) -> list[list[str]]:
@@ -53,7 +53,7 @@ def commands(block: str) -> list[list[str]]:
     return [words[1:] for words in lines if words[:1] == ["toeplens"]]
 
 
-def toy(block: str) -> str:
+def toy_study(block: str) -> str:
     """A study's file with models of a moment."""
     content = yaml.safe_load(block)
     content["training"] |= TOY
@@ -61,20 +61,20 @@ def toy(block: str) -> str:
     return yaml.safe_dump(content, sort_keys=False)
 
 
-def test_its_study_can_be_read(own: Path) -> None:
+def test_the_tutorials_study_file_is_valid(tutorial_dir: Path) -> None:
     (block,) = (block for kind, block in BLOCKS if kind == "yaml")
-    cells = grid.cells(grid.grid_spec(yaml.safe_load(block)))
+    cells = grid.grid_cells(grid.grid_spec(yaml.safe_load(block)))
     assert [cell.key.label for cell in cells] == ["rope", "nope", "mine"] * 2
-    assert own.exists()
+    assert tutorial_dir.exists()
 
 
 @pytest.mark.heavy
 @pytest.mark.usefixtures("no_disk")
-def test_the_tutorial_runs(toeplens: Toeplens, own: Path) -> None:
+def test_the_tutorial_runs(toeplens: Toeplens, tutorial_dir: Path) -> None:
     names: dict[str, Any] = {"__name__": "tutorial"}
     for kind, block in BLOCKS:
         if kind == "yaml":
-            (own / "mine.yaml").write_text(toy(block), "utf-8")
+            (tutorial_dir / "mine.yaml").write_text(toy_study(block), "utf-8")
         elif any(slow in block for slow in SLOW):
             continue
         elif kind == "py":
@@ -84,21 +84,21 @@ def test_the_tutorial_runs(toeplens: Toeplens, own: Path) -> None:
                 extra = ["--workers", "1"] if words[0] == "study" else []
                 answer = toeplens(*("2" if word == "5" else word for word in words), *extra)
                 assert answer.code == 0, answer.err
-    found = names["found"]
-    assert {cell.key.label for cell in found.results.cells} == {"rope", "nope", "mine"}
-    assert len(found.results.cells) == 12  # two tasks, three encodings, two seeds
+    actual = names["mine"]
+    assert {cell.key.label for cell in actual.results.cells} == {"rope", "nope", "mine"}
+    assert len(actual.results.cells) == 12  # two tasks, three encodings, two seeds
     assert names["finding"].evidence.startswith("accuracy on index, RoPE less my window")
-    assert (own / "demo" / "mine" / "report.html").exists()
+    assert (tutorial_dir / "demo" / "mine" / "report.html").exists()
 
 
 @pytest.mark.heavy
-def test_its_slow_parts_run_too(own: Path) -> None:
+def test_the_slow_parts_of_the_tutorial_run(tutorial_dir: Path) -> None:
     """In a process of their own, which checks no shapes: they compile."""
     parts = [block for kind, block in BLOCKS if kind == "py" and "conformance.check" in block]
     cards = [words for kind, block in BLOCKS if kind == "sh" for words in commands(block) if words[0] == "card"]
     assert (len(parts), len(cards)) == (1, 1)
     calls = [["-c", parts[0]], ["-m", "toeplens", *cards[0]]]
-    environment = {**os.environ, "PYTHONPATH": str(own / "site")}
+    environment = {**os.environ, "PYTHONPATH": str(tutorial_dir / "site")}
     for call in calls:
-        subprocess.run([sys.executable, *call], check=True, cwd=own, env=environment)
-    assert (own / "card.html").exists()
+        subprocess.run([sys.executable, *call], check=True, cwd=tutorial_dir, env=environment)
+    assert (tutorial_dir / "card.html").exists()

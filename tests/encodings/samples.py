@@ -15,10 +15,10 @@ from toeplens import encodings
 from toeplens.encodings import PositionalEncoding
 
 SIZES = {"d_model": 24, "num_heads": 3, "head_dim": 8, "max_len": 64}
-Made = TypeVar("Made", bound=nn.Module)
+ModuleType = TypeVar("Made", bound=nn.Module)
 
 
-def randomised(module: Made, std: float = 1.0) -> Made:
+def randomised(module: ModuleType, std: float = 1.0) -> ModuleType:
     """With parameters of a normal distribution, where nothing is zero by its start."""
     with torch.no_grad():
         for parameter in module.parameters():
@@ -34,11 +34,11 @@ def build(name: str, std: float | None = None, *, grad: bool = True, **options: 
     return encoding if std is None else randomised(encoding.double().requires_grad_(grad), std)
 
 
-def draw(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
+def random_tensor(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def agree(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
+def assert_close(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
     assert ours.shape == theirs.shape
     same = (ours == theirs) | ((ours - theirs).abs() <= tolerance)  # infinities are equal
     assert bool(same.all()), float((ours - theirs).detach().abs().max())
@@ -48,10 +48,12 @@ def vectors(
     length: int = 6, heads: int = 3, width: int = 8, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor]:
     """Queries and keys of two sequences."""
-    return draw(2, heads, length, width, dtype=dtype), draw(2, heads, length, width, seed=2, dtype=dtype)
+    return random_tensor(2, heads, length, width, dtype=dtype), random_tensor(
+        2, heads, length, width, seed=2, dtype=dtype
+    )
 
 
-def turned_logits(encoding: PositionalEncoding, q: Tensor, k: Tensor, places: Tensor) -> Tensor:
+def rotated_logits(encoding: PositionalEncoding, q: Tensor, k: Tensor, places: Tensor) -> Tensor:
     """The products after the encoding's rotation, before any scale."""
     turned_q, turned_k = encoding.rotate(q, k, places, places)
     return (turned_q @ turned_k.mT).detach()
@@ -68,13 +70,13 @@ def pair_by_pair(
     q: Tensor, k: Tensor, factor: Callable[[int, int, int, int, int], complex], pairing: str = "interleaved"
 ) -> Tensor:
     """sum_t q_t conj(k_t) factor(sequence, head, row, column, t), complex, one query, key and pair at a time."""
-    made = torch.zeros(*q.shape[:3], k.shape[2], dtype=torch.complex128)
-    for b, h, row, column in itertools.product(*map(range, made.shape)):
+    total = torch.zeros(*q.shape[:3], k.shape[2], dtype=torch.complex128)
+    for b, h, row, column in itertools.product(*map(range, total.shape)):
         pairs = zip(pairs_of(q[b, h, row], pairing), pairs_of(k[b, h, column], pairing), strict=True)
-        made[b, h, row, column] = sum(
+        total[b, h, row, column] = sum(
             x * y.conjugate() * factor(b, h, row, column, t) for t, (x, y) in enumerate(pairs)
         )
-    return made
+    return total
 
 
 def softplus(x: float) -> float:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.encodings.samples import SIZES, agree, build, randomised, softplus
+from tests.encodings.samples import SIZES, assert_close, build, randomised, softplus
 from tests.encodings.samples import build as samples_build
 from torch import Tensor
 from x_transformers import x_transformers
@@ -20,7 +20,7 @@ from x_transformers import x_transformers
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.additive import TUPE
-from toeplens.ground import InputError
+from toeplens.utils import InputError
 
 # ---- input vectors and TUPE ------------------------------------------------------------------------------------------
 
@@ -28,14 +28,14 @@ H, D = 3, 8
 QUERIES, KEYS = [3, 0, 63], [0, 3, 40, 63, 2]
 
 
-def added(encoding: PositionalEncoding, positions: Tensor, batch: int = 1) -> Tensor:
+def embedded(encoding: PositionalEncoding, positions: Tensor, batch: int = 1) -> Tensor:
     x = torch.zeros(batch, positions.shape[-1], 24, dtype=torch.float64)
     return encoding.embed(x, positions).detach()
 
 
-def where(rows: Tensor, limit: int) -> Tensor:
+def positions_of(rows: Tensor, limit: int) -> Tensor:
     """The positions whose sinusoids these rows are."""
-    table = added(build("sinusoidal"), torch.arange(limit))[0]
+    table = embedded(build("sinusoidal"), torch.arange(limit))[0]
     difference = (rows.unsqueeze(-2) - table).abs().amax(-1)
     assert float(difference.min(-1).values.max()) < 1e-12
     return difference.argmin(-1)
@@ -45,50 +45,50 @@ def where(rows: Tensor, limit: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("layout", "start"), [("halves", None), ("interleaved", 1.0)])
-def test_the_scaled_sinusoid_is_a_number_times_the_sinusoid(layout: str, start: float | None) -> None:
+def test_the_scaled_sinusoid_is_a_multiple_of_the_sinusoid(layout: str, start: float | None) -> None:
     encoding = build("scaled-sinusoidal", layout=layout, start=start)
     size = 24**-0.5 if start is None else start
     p = torch.tensor([0, 5, 1000, -3])
     for n, i in enumerate(p.tolist()):
-        row = added(encoding, p)[0, n]
+        row = embedded(encoding, p)[0, n]
         for t in range(12):
             phase = i / 10000 ** (2 * t / 24)
             sine, cosine = (t, 12 + t) if layout == "halves" else (2 * t, 2 * t + 1)
             assert abs(float(row[sine]) - size * math.sin(phase)) < 1e-7  # the number is a float32
             assert abs(float(row[cosine]) - size * math.cos(phase)) < 1e-7
     offsets = torch.tensor([0, 3])
-    agree(encoding.kernel(offsets), size**2 * build("sinusoidal").kernel(offsets), 1e-6)
+    assert_close(encoding.kernel(offsets), size**2 * build("sinusoidal").kernel(offsets), 1e-6)
 
 
-def test_the_scaled_sinusoid_is_x_transformers() -> None:
+def test_the_scaled_sinusoid_matches_x_transformers() -> None:
     ours, theirs = build("scaled-sinusoidal"), x_transformers.ScaledSinusoidalEmbedding(24)
-    agree(ours.number, theirs.scale[0], 1e-9)
+    assert_close(ours.learned_scale, theirs.scale[0], 1e-9)
     with torch.no_grad():
-        ours.number.fill_(0.7)
+        ours.learned_scale.fill_(0.7)
         theirs.scale.fill_(0.7)
-    agree(ours.embed(torch.zeros(1, 100, 24), torch.arange(100))[0], theirs(torch.empty(1, 100)), 1e-5)
+    assert_close(ours.embed(torch.zeros(1, 100, 24), torch.arange(100))[0], theirs(torch.empty(1, 100)), 1e-5)
 
 
 # ---- shifted --------------------------------------------------------------------------------------------------------
 
 
 @given(seed=st.integers(0, 20), most=st.integers(0, 9))
-def test_shape_moves_each_sequence_by_one_number(seed: int, most: int) -> None:
+def test_shape_shifts_each_sequence_by_one_offset(seed: int, most: int) -> None:
     encoding = build("shape", max_shift=most).train()
     torch.manual_seed(seed)
     positions = torch.tensor([[0, 1, 2, 3, 7], [5, 4, 9, 9, 0]]).repeat(20, 1)
-    shifts = where(added(encoding, positions, 40), 32) - positions
+    shifts = positions_of(embedded(encoding, positions, 40), 32) - positions
     assert bool((shifts == shifts[:, :1]).all())
     assert int(shifts.min()) >= 0
     assert int(shifts.max()) <= most
     assert most < 2 or len(shifts[:, 0].unique()) > 1
 
 
-def test_each_shift_and_each_place_is_drawn_in_training_and_none_in_evaluation() -> None:
+def test_shifts_and_positions_are_random_only_in_training() -> None:
     p = torch.tensor([3, 1, 900])
     for name in ("shape", "randomized-sinusoidal"):
-        assert torch.equal(added(build(name).eval(), p), added(build("sinusoidal"), p))
-    shifts = where(added(build("shape", max_shift=4).train(), torch.arange(3), 200), 16)[:, 0]
+        assert torch.equal(embedded(build(name).eval(), p), embedded(build("sinusoidal"), p))
+    shifts = positions_of(embedded(build("shape", max_shift=4).train(), torch.arange(3), 200), 16)[:, 0]
     assert shifts.unique().tolist() == [0, 1, 2, 3, 4]
 
 
@@ -103,36 +103,36 @@ def test_randomized_positions_keep_the_order_of_positions(positions: list[int], 
     encoding = build("randomized-sinusoidal", max_position=64).train()
     torch.manual_seed(seed)
     p = torch.tensor(positions)
-    places = where(added(encoding, p), 64)[0]
+    places = positions_of(embedded(encoding, p), 64)[0]
     assert bool(((p.unsqueeze(-1) - p).sign() == (places.unsqueeze(-1) - places).sign()).all())
     rows = torch.stack((p, p.flip(0)))
-    both = where(added(encoding, rows, 2), 64)
+    both = positions_of(embedded(encoding, rows, 2), 64)
     assert torch.equal(both[0], both[1].flip(0))  # one draw for the batch
 
 
-def test_randomized_positions_are_drawn_from_all_places_alike() -> None:
+def test_randomized_positions_are_uniform() -> None:
     encoding = build("randomized-sinusoidal", max_position=64).train()
     p = torch.arange(16)
     counts = torch.zeros(64)
     for _ in range(400):
-        counts[encoding.draw(p)] += 1
+        counts[encoding.draw_positions(p)] += 1
     # each place is taken with probability 1/4: 100 +- 8.7; no more than 5 deviations away
     assert float((counts - 100).abs().max()) < 44
-    assert torch.equal(encoding.draw(torch.arange(64)), torch.arange(64))
+    assert torch.equal(encoding.draw_positions(torch.arange(64)), torch.arange(64))
 
 
-def test_more_tokens_than_places_are_refused() -> None:
+def test_more_tokens_than_positions_are_refused() -> None:
     encoding = build("randomized-sinusoidal", max_position=64).train()
     with pytest.raises(InputError, match=r"^max_position must be at least the number of tokens, 65, got 64\.$"):
-        added(encoding, torch.arange(65))
+        embedded(encoding, torch.arange(65))
 
 
-def test_weights_saved_before_still_fit_the_scaled_sinusoid() -> None:
+def test_older_checkpoints_load_into_the_scaled_sinusoid() -> None:
     """Its number is called ``scale`` in a state dict, whatever the attribute of that name is."""
     encoding = build("scaled-sinusoidal")
     assert list(encoding.state_dict()) == ["scale"]
     encoding.load_state_dict({"scale": torch.tensor(0.25)})
-    assert (encoding.number.item(), encoding.scale) == (0.25, SIZES["head_dim"] ** -0.5)
+    assert (encoding.learned_scale.item(), encoding.scale) == (0.25, SIZES["head_dim"] ** -0.5)
 
 
 # ---- TUPE -----------------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def tupe(**options: Any) -> TUPE:
     return randomised(encoding)
 
 
-def place(encoding: TUPE, layer: torch.nn.Linear, position: int, head: int) -> Tensor:
+def projected_position(encoding: TUPE, layer: torch.nn.Linear, position: int, head: int) -> Tensor:
     p = encoding.weight[position]
     p = (p - p.mean()) / torch.sqrt(p.var(correction=0) + 1e-5) * encoding.norm.weight + encoding.norm.bias
     rows = slice(head * D, head * D + D)
@@ -154,7 +154,7 @@ def place(encoding: TUPE, layer: torch.nn.Linear, position: int, head: int) -> T
 
 @pytest.mark.parametrize("relative", [False, True])
 @pytest.mark.parametrize("untied_first", [False, True])
-def test_tupe_is_a_product_of_positions_of_its_own(relative: bool, untied_first: bool) -> None:
+def test_tupe_is_a_product_of_its_own_positions(relative: bool, untied_first: bool) -> None:
     encoding = tupe(relative=relative, untied_first=untied_first)
     for queries in (torch.tensor(QUERIES), torch.tensor([QUERIES, [1, 2, 0]])):
         bias = encoding.bias(queries, torch.tensor(KEYS))
@@ -163,13 +163,16 @@ def test_tupe_is_a_product_of_positions_of_its_own(relative: bool, untied_first:
             for (n, i), (m, j) in itertools.product(enumerate(row), enumerate(KEYS)):
                 if untied_first and 0 in (i, j):
                     value = 0 if i == 0 else 1
-                    wanted = float(encoding.first[value, h])
-                    wanted += float(encoding.relative_first[value, h]) if relative else 0.0
+                    expected = float(encoding.first[value, h])
+                    expected += float(encoding.relative_first[value, h]) if relative else 0.0
                 else:
-                    q, k = place(encoding, encoding.to_q, i, h), place(encoding, encoding.to_k, j, h)
-                    wanted = float(q @ k) / math.sqrt(2 * D)
-                    wanted += float(encoding.relative.kernel(torch.tensor([i - j]))[h, 0]) if relative else 0.0
-                assert abs(float(by_sequence[b, h, n, m]) - wanted) < 1e-10
+                    q, k = (
+                        projected_position(encoding, encoding.to_q, i, h),
+                        projected_position(encoding, encoding.to_k, j, h),
+                    )
+                    expected = float(q @ k) / math.sqrt(2 * D)
+                    expected += float(encoding.relative.kernel(torch.tensor([i - j]))[h, 0]) if relative else 0.0
+                assert abs(float(by_sequence[b, h, n, m]) - expected) < 1e-10
 
 
 # ---- biases of the offset --------------------------------------------------------------------------------------------
@@ -186,7 +189,7 @@ def _double() -> Iterator[None]:
 build_kernel = partial(samples_build, std=1.0)
 
 
-def by_loops(function: Any, q_positions: list[int], k_positions: list[int]) -> Tensor:
+def bias_by_loops(function: Any, q_positions: list[int], k_positions: list[int]) -> Tensor:
     """function(head, i, j) at every head and pair of positions."""
     rows = [[[function(h, i, j) for j in k_positions] for i in q_positions] for h in range(H)]
     return torch.tensor(rows, dtype=torch.float64)
@@ -195,22 +198,22 @@ def by_loops(function: Any, q_positions: list[int], k_positions: list[int]) -> T
 QUERIES_KERNEL, KEYS_KERNEL = [7, 8, 30, 1000, -3], [0, 5, 9, -20, 999, 1000, 4]
 
 
-def test_kerple_is_its_two_kernels() -> None:
+def test_kerple_matches_its_two_kernels() -> None:
     log, power = build_kernel("kerple-log"), build_kernel("kerple-power")
     size, rate = ([softplus(x) for x in p.tolist()] for p in (log.size, log.rate))
-    wanted = by_loops(lambda h, i, j: -size[h] * math.log(1 + rate[h] * abs(i - j)), QUERIES_KERNEL, KEYS_KERNEL)
-    agree(log.bias(torch.tensor(QUERIES_KERNEL), torch.tensor(KEYS_KERNEL)), wanted, 1e-10)
+    expected = bias_by_loops(lambda h, i, j: -size[h] * math.log(1 + rate[h] * abs(i - j)), QUERIES_KERNEL, KEYS_KERNEL)
+    assert_close(log.bias(torch.tensor(QUERIES_KERNEL), torch.tensor(KEYS_KERNEL)), expected, 1e-10)
     size = [softplus(x) for x in power.size.tolist()]
     exponent = [2 / (1 + math.exp(-x)) for x in power.power.tolist()]
-    wanted = by_loops(lambda h, i, j: -size[h] * abs(i - j) ** exponent[h], QUERIES_KERNEL, KEYS_KERNEL)
-    agree(
-        power.bias(torch.tensor(QUERIES_KERNEL), torch.tensor(KEYS_KERNEL)) / wanted.abs().max(),
-        wanted / wanted.abs().max(),
+    expected = bias_by_loops(lambda h, i, j: -size[h] * abs(i - j) ** exponent[h], QUERIES_KERNEL, KEYS_KERNEL)
+    assert_close(
+        power.bias(torch.tensor(QUERIES_KERNEL), torch.tensor(KEYS_KERNEL)) / expected.abs().max(),
+        expected / expected.abs().max(),
         1e-14,
     )
 
 
-def test_kerple_starts_where_the_published_program_draws() -> None:
+def test_kerple_initialization_matches_the_released_code() -> None:
     log = encodings.build("kerple-log", **{**SIZES, "num_heads": 4000})
     size, rate = (torch.nn.functional.softplus(p) for p in (log.size, log.rate))
     power = encodings.build("kerple-power", **{**SIZES, "num_heads": 4000})
@@ -232,20 +235,20 @@ def test_sandwich_is_the_inner_product_of_sinusoids() -> None:
         product = sum(math.cos((i - j) / 10000 ** (2 * t / 128)) for t in range(64))
         return product / (8 * (h + 1) / H)
 
-    agree(
+    assert_close(
         build_kernel("sandwich").bias(torch.tensor(QUERIES_KERNEL), torch.tensor(KEYS_KERNEL)),
-        by_loops(bias, QUERIES_KERNEL, KEYS_KERNEL),
+        bias_by_loops(bias, QUERIES_KERNEL, KEYS_KERNEL),
         1e-10,
     )
     table = encodings.build("sinusoidal", **{**SIZES, "d_model": 10}, base=50.0).table(torch.arange(9))
     small = build_kernel("sandwich", width=10, base=50.0).bias(torch.arange(9), torch.arange(9))
-    agree(small[-1] * 8, table @ table.T, 1e-12)
+    assert_close(small[-1] * 8, table @ table.T, 1e-12)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("log_distance", [False, True])
 @pytest.mark.parametrize("norm", [False, True])
-def test_the_dynamic_bias_is_x_transformers(depth: int, log_distance: bool, norm: bool) -> None:
+def test_the_dynamic_bias_matches_x_transformers(depth: int, log_distance: bool, norm: bool) -> None:
     """Its LayerNorm in the first block has no bias, and it makes its distances in float32 whatever its weights."""
     ours = build_kernel("dynamic-bias", hidden=6, depth=depth, log_distance=log_distance, norm=norm)
     ours = ours.float()
@@ -262,7 +265,7 @@ def test_the_dynamic_bias_is_x_transformers(depth: int, log_distance: bool, norm
     size = float(ours.bias(torch.arange(40), torch.arange(40)).detach().abs().max())
     for queries in (40, 3):
         positions = torch.arange(40)
-        agree(ours.bias(positions[-queries:], positions) / size, theirs(queries, 40) / size, 1e-6)
+        assert_close(ours.bias(positions[-queries:], positions) / size, theirs(queries, 40) / size, 1e-6)
 
 
 def fire(encoding: PositionalEncoding, start: float) -> Any:
@@ -278,21 +281,25 @@ def fire(encoding: PositionalEncoding, start: float) -> Any:
 
 
 @pytest.mark.parametrize("threshold", [512.0, 6.0])
-def test_fire_is_its_formula_before_and_beyond_the_threshold(threshold: float) -> None:
+def test_fire_matches_its_formula_before_and_beyond_the_threshold(threshold: float) -> None:
     encoding = build_kernel("fire", threshold=threshold).requires_grad_(False)
-    wanted = by_loops(fire(encoding, threshold), QUERIES_KERNEL, KEYS_KERNEL)
-    agree(encoding.bias(torch.tensor(QUERIES_KERNEL), torch.tensor(KEYS_KERNEL)), wanted, 1e-10)
+    expected = bias_by_loops(fire(encoding, threshold), QUERIES_KERNEL, KEYS_KERNEL)
+    assert_close(encoding.bias(torch.tensor(QUERIES_KERNEL), torch.tensor(KEYS_KERNEL)), expected, 1e-10)
     rows = torch.tensor([QUERIES_KERNEL, [1, 2, 3, 4, 2000]])
     both = encoding.bias(rows, torch.tensor(KEYS_KERNEL))
     assert both.shape == (2, H, 5, 7)
-    agree(both[1], by_loops(fire(encoding, threshold), rows[1].tolist(), KEYS_KERNEL), 1e-10)
+    assert_close(both[1], bias_by_loops(fire(encoding, threshold), rows[1].tolist(), KEYS_KERNEL), 1e-10)
 
 
-def test_fire_starts_from_the_c_that_is_given_in_every_layer() -> None:
+def test_fire_starts_from_the_given_c_in_every_layer() -> None:
     encoding = encodings.build("fire", **SIZES, c=0.3, threshold=20.0).requires_grad_(False)
     for layer in (0, 1):
-        own = encoding.for_layer(layer)
-        assert float(own.c) == pytest.approx(0.3)
-        at_20, at_30 = own.bias(torch.tensor([20, 30]), torch.tensor([20, 30])).diagonal(dim1=1, dim2=2).T
-        agree(at_20, at_30, 1e-6)  # psi(0) is 0
-        agree(own.bias(torch.tensor([20]), torch.tensor([15])), by_loops(fire(own, 20.0), [20], [15]), 1e-6)
+        layer_encoding = encoding.for_layer(layer)
+        assert float(layer_encoding.c) == pytest.approx(0.3)
+        at_20, at_30 = layer_encoding.bias(torch.tensor([20, 30]), torch.tensor([20, 30])).diagonal(dim1=1, dim2=2).T
+        assert_close(at_20, at_30, 1e-6)  # psi(0) is 0
+        assert_close(
+            layer_encoding.bias(torch.tensor([20]), torch.tensor([15])),
+            bias_by_loops(fire(layer_encoding, 20.0), [20], [15]),
+            1e-6,
+        )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from rotary_embedding_torch import RotaryEmbedding
-from tests.encodings.samples import agree, vectors
+from tests.encodings.samples import assert_close, vectors
 from tests.encodings.samples import build as samples_build
 from torch import Tensor
 from transformers import (
@@ -54,7 +54,7 @@ def angles(rotary_dim: int = D, base: float = 10000.0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("width", [D, D // 4])
-def test_rope_in_halves_is_llamas_and_partial_rope_gpt_neoxs(width: int) -> None:
+def test_half_layout_rope_matches_llama_and_partial_rope_gpt_neox(width: int) -> None:
     """In float32 with their tables; in float64 with tables of our own."""
     sizes = {"hidden_size": H * D, "num_attention_heads": H}
     q, k = vectors(N, H, D, torch.float32)
@@ -67,67 +67,67 @@ def test_rope_in_halves_is_llamas_and_partial_rope_gpt_neoxs(width: int) -> None
         cos, sin = gpt_neox.GPTNeoXRotaryEmbedding(config)(q, POSITIONS.unsqueeze(0))
     assert cos.shape[-1] == width
     for a, b in zip(ours.rotate(q, k, POSITIONS, POSITIONS), apply(q, k, cos, sin), strict=True):
-        agree(a, b, 2e-5)
+        assert_close(a, b, 2e-5)
     q, k = vectors(N, H, D)
     table = torch.from_numpy(np.concatenate([angles(width), angles(width)], axis=-1)).unsqueeze(0)
     for a, b in zip(ours.rotate(q, k, POSITIONS, POSITIONS), apply(q, k, table.cos(), table.sin()), strict=True):
-        agree(a, b, 1e-12)
+        assert_close(a, b, 1e-12)
 
 
-def test_interleaved_rope_is_gpt_js() -> None:
+def test_interleaved_rope_matches_gpt_j() -> None:
     ours = build("rope")
     q, k = vectors(N, H, D, torch.float32)
     sin, cos = gptj.create_sinusoidal_positions(N, D).unsqueeze(0).chunk(2, dim=-1)
     for a, x in zip(ours.rotate(q, k, POSITIONS, POSITIONS), (q, k), strict=True):
-        agree(a, gptj.apply_rotary_pos_emb(x.transpose(1, 2), sin, cos).transpose(1, 2), 2e-5)
+        assert_close(a, gptj.apply_rotary_pos_emb(x.transpose(1, 2), sin, cos).transpose(1, 2), 2e-5)
     q, k = vectors(N, H, D)
     table = torch.from_numpy(angles()).unsqueeze(0)
     for a, x in zip(ours.rotate(q, k, POSITIONS, POSITIONS), (q, k), strict=True):
-        agree(a, gptj.apply_rotary_pos_emb(x.transpose(1, 2), table.sin(), table.cos()).transpose(1, 2), 1e-12)
+        assert_close(a, gptj.apply_rotary_pos_emb(x.transpose(1, 2), table.sin(), table.cos()).transpose(1, 2), 1e-12)
 
 
 @pytest.mark.parametrize("base", [10000.0, 500000.0])
-def test_interleaved_rope_is_rotary_embedding_torchs(base: float) -> None:
+def test_interleaved_rope_matches_rotary_embedding_torch(base: float) -> None:
     ours, theirs = build("rope", base=base), RotaryEmbedding(D, theta=base)
     q, k = vectors(N, H, D, torch.float32)
     for a, x in zip(ours.rotate(q, k, POSITIONS, POSITIONS), (q, k), strict=True):
-        agree(a, theirs.rotate_queries_or_keys(x), 2e-5)
+        assert_close(a, theirs.rotate_queries_or_keys(x), 2e-5)
     later = ours.rotate(q, k, POSITIONS + 300, POSITIONS)[0]
-    agree(later, theirs.rotate_queries_or_keys(q, offset=300), 1e-4)
+    assert_close(later, theirs.rotate_queries_or_keys(q, offset=300), 1e-4)
 
 
-def test_interleaved_rope_is_x_transformers() -> None:
+def test_interleaved_rope_matches_x_transformers() -> None:
     freqs, scale = x_transformers.RotaryEmbedding(D)(POSITIONS)
     q, k = vectors(N, H, D, torch.float32)
     for a, x in zip(build("rope").rotate(q, k, POSITIONS, POSITIONS), (q, k), strict=True):
-        agree(a, x_transformers.apply_rotary_pos_emb(x, freqs, scale), 2e-5)
+        assert_close(a, x_transformers.apply_rotary_pos_emb(x, freqs, scale), 2e-5)
 
 
 # ---- biases ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_heads", [4, 6, 8, 12, 16])
-def test_alibi_is_blooms_and_mpts(num_heads: int) -> None:
+def test_alibi_matches_bloom_and_mpt(num_heads: int) -> None:
     """They add m_h j, which a softmax over keys cannot tell from -m_h (i - j): its value at j less that at i."""
     at_key = build_alibi_tensor(torch.ones(1, N), num_heads, torch.float32).double()
     ours = build("alibi", num_heads=num_heads, head_dim=4).bias(POSITIONS, POSITIONS)
     causal = torch.ones(N, N).tril()
     for theirs in (at_key, build_mpt_alibi_tensor(num_heads, N).double()):
-        agree(ours.double() * causal, (theirs - theirs.transpose(-2, -1)) * causal, 2e-5)
-    agree(build("alibi", num_heads=num_heads, head_dim=4).slopes, at_key[:, 0, 1], 1e-7)
+        assert_close(ours.double() * causal, (theirs - theirs.transpose(-2, -1)) * causal, 2e-5)
+    assert_close(build("alibi", num_heads=num_heads, head_dim=4).slopes, at_key[:, 0, 1], 1e-7)
 
 
 @pytest.mark.parametrize("num_heads", [4, 6, 8, 12, 16])
-def test_alibi_is_x_transformers(num_heads: int) -> None:
+def test_alibi_matches_x_transformers(num_heads: int) -> None:
     ours = build("alibi", num_heads=num_heads, head_dim=4)
     theirs = x_transformers.AlibiPositionalBias(num_heads)
-    agree(ours.bias(POSITIONS, POSITIONS).float(), theirs(N, N), 1e-5)
-    agree(ours.bias(POSITIONS[-5:], POSITIONS).float(), theirs(5, N), 1e-5)
+    assert_close(ours.bias(POSITIONS, POSITIONS).float(), theirs(N, N), 1e-5)
+    assert_close(ours.bias(POSITIONS[-5:], POSITIONS).float(), theirs(5, N), 1e-5)
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (16, 64), (8, 300)])
-def test_t5_buckets_are_t5s(bidirectional: bool, num_buckets: int, max_distance: int) -> None:
+def test_t5_buckets_match_t5(bidirectional: bool, num_buckets: int, max_distance: int) -> None:
     """Our offset is query minus key, T5's relative position key minus query."""
     offsets = torch.arange(-300, 301)
     ours = build("t5", bidirectional=bidirectional, num_buckets=num_buckets, max_distance=max_distance)
@@ -140,7 +140,7 @@ def test_t5_buckets_are_t5s(bidirectional: bool, num_buckets: int, max_distance:
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_the_t5_bias_is_t5s(bidirectional: bool) -> None:
+def test_the_t5_bias_matches_t5(bidirectional: bool) -> None:
     ours = build("t5", bidirectional=bidirectional)
     config = T5Config(d_model=H * D, d_kv=D, num_heads=H, is_decoder=not bidirectional)
     theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
@@ -149,9 +149,9 @@ def test_the_t5_bias_is_t5s(bidirectional: bool) -> None:
         theirs.relative_attention_bias.weight.copy_(ours.weight)
         also.relative_attention_bias.weight.copy_(ours.weight)
     bias = ours.bias(POSITIONS, POSITIONS)
-    agree(bias, theirs.compute_bias(N, N)[0], 0.0)
-    agree(bias, also(N, N), 0.0)
-    agree(bias[:, -3:], theirs.compute_bias(3, N, past_seen_tokens=N - 3)[0], 0.0)
+    assert_close(bias, theirs.compute_bias(N, N)[0], 0.0)
+    assert_close(bias, also(N, N), 0.0)
+    assert_close(bias[:, -3:], theirs.compute_bias(3, N, past_seen_tokens=N - 3)[0], 0.0)
 
 
 # ---- sinusoids ------------------------------------------------------------------------------------------------------
@@ -162,19 +162,19 @@ def table(layout: str, base: float = 10000.0) -> Tensor:
 
 
 @pytest.mark.parametrize("public", [MarianSinusoidalPositionalEmbedding, RoFormerSinusoidalPositionalEmbedding])
-def test_the_sinusoid_in_halves_is_marians_and_roformers(public: type) -> None:
-    agree(table("halves"), public(N, H * D).create_weight(), 1e-7)
+def test_the_half_layout_sinusoid_matches_marian_and_roformer(public: type) -> None:
+    assert_close(table("halves"), public(N, H * D).create_weight(), 1e-7)
 
 
-def test_the_interleaved_sinusoid_is_xlms() -> None:
-    agree(table("interleaved"), create_sinusoidal_embeddings(N, H * D, torch.empty(N, H * D)), 1e-7)
+def test_the_interleaved_sinusoid_matches_xlm() -> None:
+    assert_close(table("interleaved"), create_sinusoidal_embeddings(N, H * D, torch.empty(N, H * D)), 1e-7)
 
 
-def test_tensor2tensors_sinusoid_has_our_layout_and_a_last_wavelength_of_exactly_the_base() -> None:
+def test_tensor2tensor_sinusoid_has_our_layout_and_other_frequencies() -> None:
     """Its frequencies are 10000^(-t/(d/2 - 1)) where the paper's are 10000^(-2t/d): the paper's with another base."""
     theirs = FSMTSinusoidal.get_embedding(N, H * D, None)
     half = H * D // 2
-    agree(table("halves", base=10000 ** (half / (half - 1))), theirs, 2e-5)
+    assert_close(table("halves", base=10000 ** (half / (half - 1))), theirs, 2e-5)
     assert float((table("halves") - theirs).abs().max()) > 0.1
 
 
@@ -230,7 +230,7 @@ def deepseek_sizes(attention: str, **more: Any) -> dict[str, Any]:
 
 
 def our_output(ours: LatentAttention, x: Tensor, positions: Tensor) -> Tensor:
-    z = ours.heads(x, x, q_positions=positions, k_positions=positions)
+    z = ours.head_outputs(x, x, q_positions=positions, k_positions=positions)
     return ours.merge(z)
 
 
@@ -239,7 +239,7 @@ def causal_mask(length: int, dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize("interleaved", [True, False])
-def test_latent_attention_is_deepseek_v3s(interleaved: bool) -> None:
+def test_mla_matches_deepseek_v3(interleaved: bool) -> None:
     ours = our_latent_attention("interleaved" if interleaved else "half")
     config = DeepseekV3Config(**deepseek_sizes("eager", rope_interleave=interleaved))
     theirs = deepseek_v3.DeepseekV3Attention(config, layer_idx=0)
@@ -249,10 +249,10 @@ def test_latent_attention_is_deepseek_v3s(interleaved: bool) -> None:
     out, weights = theirs(x, tables, causal_mask(12, x.dtype))
     assert weights.shape == (B, H, 12, 12)
     scale = float(out.detach().abs().max())
-    agree(our_output(ours, x, positions) / scale, out / scale, 2e-6)
+    assert_close(our_output(ours, x, positions) / scale, out / scale, 2e-6)
 
 
-def test_latent_attention_is_deepseek_v3s_in_float64() -> None:
+def test_mla_matches_deepseek_v3_in_float64() -> None:
     """The reference forms RMSNorm's factor and the tables in float32; with its latents already of norm one, and float64
     tables, what is left is the attention itself."""
     ours = our_latent_attention("interleaved").double()
@@ -265,11 +265,11 @@ def test_latent_attention_is_deepseek_v3s_in_float64() -> None:
     phases = torch.from_numpy(np.tile(angles(ROTARY)[:12], 2)).unsqueeze(0)
     out, _ = theirs(x, (phases.cos(), phases.sin()), causal_mask(12, x.dtype))
     scale = float(out.detach().abs().max())
-    agree(our_output(ours, x, positions) / scale, out / scale, 1e-12)
+    assert_close(our_output(ours, x, positions) / scale, out / scale, 1e-12)
 
 
 @pytest.mark.parametrize("q_compress", [LATENT, 24, None])
-def test_latent_attention_is_deepseek_v2s(q_compress: int | None) -> None:
+def test_mla_matches_deepseek_v2(q_compress: int | None) -> None:
     """With latent queries of the keys' size, of a size of their own (V2), and with none (V2-Lite)."""
     ours = our_latent_attention("interleaved", q_compress=q_compress)
     config = DeepseekV2Config(**deepseek_sizes("eager", q_lora_rank=q_compress))
@@ -279,4 +279,4 @@ def test_latent_attention_is_deepseek_v2s(q_compress: int | None) -> None:
     turns = deepseek_v2.DeepseekV2RotaryEmbedding(config)(x, positions.unsqueeze(0))
     out, _ = theirs(x, causal_mask(12, x.dtype), position_embeddings=turns)
     scale = float(out.detach().abs().max())
-    agree(our_output(ours, x, positions) / scale, out / scale, 2e-6)
+    assert_close(our_output(ours, x, positions) / scale, out / scale, 2e-6)

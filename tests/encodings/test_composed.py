@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.builders import refusal
-from tests.encodings.samples import SIZES, agree, draw, pair_by_pair, randomised, rope
+from tests.builders import refusal_message
+from tests.encodings.samples import SIZES, assert_close, pair_by_pair, random_tensor, randomised, rope
 
 from toeplens import encodings
 from toeplens.encodings import Composed, PositionalEncoding, attention_logits, attention_weights, compose
-from toeplens.encodings.base import Seen
+from toeplens.encodings.base import AttentionInputs
 from toeplens.encodings.conformance import check
 from toeplens.encodings.rotary import RoPE
 
@@ -23,33 +23,37 @@ PLACES = torch.arange(N)
 
 
 def build(*names: str, **options: Any) -> Composed:
-    made = randomised(encodings.build(names, **SIZES, **options), 0.5).double()
-    assert isinstance(made, Composed)
-    return made
+    encoding = randomised(encodings.build(names, **SIZES, **options), 0.5).double()
+    assert isinstance(encoding, Composed)
+    return encoding
 
 
-def part(encoding: Composed, index: int) -> PositionalEncoding:
-    found = encoding.parts[index]
-    assert isinstance(found, PositionalEncoding)
-    return found
+def component(encoding: Composed, index: int) -> PositionalEncoding:
+    result = encoding.parts[index]
+    assert isinstance(result, PositionalEncoding)
+    return result
 
 
-def told(encoding: PositionalEncoding, x: torch.Tensor | None = None, **more: Any) -> dict[str, Any]:
-    notes = None if x is None else encoding.note(x)
-    here = {"q_positions": PLACES, "k_positions": PLACES, "scale": encoding.scale, "notes": notes}
+def options_for(encoding: PositionalEncoding, x: torch.Tensor | None = None, **more: Any) -> dict[str, Any]:
+    notes = None if x is None else encoding.key_features(x)
+    here = {"q_positions": PLACES, "k_positions": PLACES, "scale": encoding.scale, "key_features": notes}
     return {"encoding": encoding, **here, **more}
 
 
 @pytest.mark.parametrize("other", ["alibi", "fox", "scalable-softmax", "alibi fox", "urpe"])
-def test_logits_are_the_formula_by_hand(other: str) -> None:
+def test_logits_match_the_formula(other: str) -> None:
     encoding = build("rope", *other.split(), rope={"base": 500})
-    q, k, x = draw(1, H, N, D), draw(1, H, N, D, seed=2), draw(1, N, SIZES["d_model"], seed=3)
-    ours = attention_logits(q, k, **told(encoding, x)).detach()
+    q, k, x = (
+        random_tensor(1, H, N, D),
+        random_tensor(1, H, N, D, seed=2),
+        random_tensor(1, N, SIZES["d_model"], seed=3),
+    )
+    ours = attention_logits(q, k, **options_for(encoding, x)).detach()
     products = pair_by_pair(q, k, lambda b, h, i, j, t: rope(i - j, t, base=500.0)).real / math.sqrt(D)
     for h, i in itertools.product(range(H), range(N)):
         for j in range(i + 1):
             logit = float(products[0, h, i, j])
-            for each in (part(encoding, n) for n in range(1, len(encoding.parts))):
+            for each in (component(encoding, n) for n in range(1, len(encoding.parts))):
                 state = each.state_dict()
                 match type(each).__name__:
                     case "ALiBi":
@@ -66,44 +70,46 @@ def test_logits_are_the_formula_by_hand(other: str) -> None:
 
 def test_weights_are_changed_after_the_softmax() -> None:
     encoding = build("rope", "urpe")
-    factors = part(encoding, 1).state_dict()["factors.weight"]
-    q, k = draw(1, H, N, D), draw(1, H, N, D, seed=2)
-    ours, logits = attention_weights(q, k, **told(encoding)), attention_logits(q, k, **told(encoding))
+    factors = component(encoding, 1).state_dict()["factors.weight"]
+    q, k = random_tensor(1, H, N, D), random_tensor(1, H, N, D, seed=2)
+    ours, logits = attention_weights(q, k, **options_for(encoding)), attention_logits(q, k, **options_for(encoding))
     index = (PLACES[:, None] - PLACES) + SIZES["max_len"] - 1
-    agree(ours, logits.softmax(-1) * factors.T[:, index], 1e-12)
+    assert_close(ours, logits.softmax(-1) * factors.T[:, index], 1e-12)
 
 
-def test_input_vectors_add_and_the_published_factor_is_that_of_the_one_which_has_one() -> None:
+def test_input_vectors_add_and_the_published_scale_is_kept() -> None:
     encoding = build("sinusoidal", "t5", "learned")
-    x = draw(2, N, SIZES["d_model"])
-    wanted = x + part(encoding, 0).embed(x * 0, PLACES) + part(encoding, 2).state_dict()["weight"][:N]
-    agree(encoding.embed(x, PLACES), wanted, 1e-12)
+    x = random_tensor(2, N, SIZES["d_model"])
+    expected = x + component(encoding, 0).embed(x * 0, PLACES) + component(encoding, 2).state_dict()["weight"][:N]
+    assert_close(encoding.embed(x, PLACES), expected, 1e-12)
     for other, acting in (("rope", "rope"), ("nope", "sinusoidal")):
         kernel = build(other, "sinusoidal").kernel(PLACES)
         assert kernel is not None
         assert torch.equal(kernel, encodings.build(acting, **SIZES).kernel(PLACES))
     assert (encoding.scale, encoding.coupling, encoding.also_couples) == (1.0, "bias", ("input",))
     assert encoding.bounded
-    assert "max_len" in refusal(lambda: encoding.check_positions(torch.tensor([64])))
+    assert "max_len" in refusal_message(lambda: encoding.check_positions(torch.tensor([64])))
     bias = encoding.bias(PLACES, PLACES)
     assert bias is not None
-    agree(bias, part(encoding, 1).kernel((PLACES[:, None] - PLACES).flatten()).unflatten(-1, (N, N)), 0)  # type: ignore[union-attr]
+    assert_close(bias, component(encoding, 1).kernel((PLACES[:, None] - PLACES).flatten()).unflatten(-1, (N, N)), 0)  # type: ignore[union-attr]
 
 
 CONFORMING = ["rope+alibi", "fox+rope", "rope+scalable-softmax", "t5+sinusoidal", "carope+fox", "shaw+rope"]
-MORE = """
+COMBINATIONS = """
     fox+drope fox+cable urpe+rope relative-projection+fox+carope cope+rope dape+rope alibi+fox+rope-dynamic harope+t5
     pope+kerple-log shaw+rerope stick-breaking+rope grape-additive+rope deberta+alibi mrope+nope clex+fire xpos+alibi
     llama4-temperature+scalable-softmax+path transformer-xl+p-rope path+alibi rope-absolute+fox tupe+rope
 """
 
 
-@pytest.mark.parametrize("name", [*CONFORMING, *(pytest.param(name, marks=pytest.mark.heavy) for name in MORE.split())])
-def test_it_conforms(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", [*CONFORMING, *(pytest.param(name, marks=pytest.mark.heavy) for name in COMBINATIONS.split())]
+)
+def test_compositions_conform(name: str) -> None:
     check(name, skip=("compile",))
 
 
-def test_facts_of_a_few() -> None:
+def test_capability_flags_of_compositions() -> None:
     """Whether fused attention still carries it, and whether the offset is all that counts."""
     facts = {
         ("rope", "alibi"): (True, True, True, True, False),
@@ -115,50 +121,59 @@ def test_facts_of_a_few() -> None:
         ("rope", "shaw"): (False, False, False, False, False),
         ("rope", "grape-additive"): (False, False, False, False, True),  # not linear in the turned query
     }
-    for names, wanted in facts.items():
-        made = build(*names)
-        found = made.fusable, made.factorable, made.fixed_bias, made.toeplitz, made.data_dependent
-        assert found == wanted, names
-    assert build("rope", "sinusoidal").turns_alike
-    assert not build("rope", "scalable-softmax").turns_alike
+    for names, expected in facts.items():
+        composed = build(*names)
+        actual = (
+            composed.fusable,
+            composed.factorable,
+            composed.has_fixed_bias,
+            composed.toeplitz,
+            composed.data_dependent,
+        )
+        assert actual == expected, names
+    assert build("rope", "sinusoidal").rotation_is_shared
+    assert not build("rope", "scalable-softmax").rotation_is_shared
 
 
-def test_each_has_its_own_notes() -> None:
+def test_each_component_has_its_own_key_features() -> None:
     """FoX keeps a number a head in float64, RelativeProjection 16, CARoPE as many as pairs: kept side by side."""
     encoding = build("relative-projection", "fox", "alibi", "carope")
-    x, q, k = draw(2, N, SIZES["d_model"]), draw(2, H, N, D), draw(2, H, N, D, seed=2)
-    notes = encoding.note(x)
+    x, q, k = random_tensor(2, N, SIZES["d_model"]), random_tensor(2, H, N, D), random_tensor(2, H, N, D, seed=2)
+    notes = encoding.key_features(x)
     assert notes is not None
-    seen = Seen.of(q, k, notes=notes)
+    attention_inputs = AttentionInputs.with_defaults(q, k, key_features=notes)
     for index in (0, 1, 3):
-        own, theirs = encoding._own(index, seen).notes, part(encoding, index).note(x)
+        own, theirs = (
+            encoding._part_inputs(index, attention_inputs).key_features,
+            component(encoding, index).key_features(x),
+        )
         assert own is not None
         assert theirs is not None
         assert torch.equal(own, theirs)
-    assert encoding._own(2, seen).notes is None
+    assert encoding._part_inputs(2, attention_inputs).key_features is None
 
 
 @pytest.mark.parametrize("names", ["fox cable rope", "fox rope"])
-def test_the_function_for_flex_attention_is_the_bias(names: str) -> None:
+def test_the_flex_attention_score_function_matches_the_bias(names: str) -> None:
     encoding = build(*names.split())
-    x, q = draw(1, N, SIZES["d_model"]), draw(1, H, N, D)
-    seen = Seen.of(q, q, notes=encoding.note(x))
-    add = encoding.score_mod(PLACES, PLACES, seen)
-    bias = encoding.bias(PLACES, PLACES, seen=seen)
+    x, q = random_tensor(1, N, SIZES["d_model"]), random_tensor(1, H, N, D)
+    attention_inputs = AttentionInputs.with_defaults(q, q, key_features=encoding.key_features(x))
+    add = encoding.score_mod(PLACES, PLACES, attention_inputs)
+    bias = encoding.bias(PLACES, PLACES, inputs=attention_inputs)
     assert add is not None
     assert bias is not None
     b, h, i, j = torch.meshgrid(torch.tensor([0]), torch.arange(H), PLACES, PLACES, indexing="ij")
-    agree(add(torch.zeros(1, H, N, N), b, h, i, j).tril().double(), bias.tril(), 1e-4)
-    assert build("fox", "t5").score_mod(PLACES, PLACES, seen) is None
+    assert_close(add(torch.zeros(1, H, N, N), b, h, i, j).tril().double(), bias.tril(), 1e-4)
+    assert build("fox", "t5").score_mod(PLACES, PLACES, attention_inputs) is None
 
 
-def test_layers_have_their_own_where_a_part_has() -> None:
-    made = build("t5", "fox")
-    first, second = made.for_layer(0), made.for_layer(1)
-    assert first is made
+def test_layers_have_separate_parameters_where_a_component_has() -> None:
+    composed = build("t5", "fox")
+    first, second = composed.for_layer(0), composed.for_layer(1)
+    assert first is composed
     assert isinstance(second, Composed)
-    assert second.parts[0] is made.parts[0]
-    assert second.parts[1] is not made.parts[1]
+    assert second.parts[0] is composed.parts[0]
+    assert second.parts[1] is not composed.parts[1]
     shared = build("t5", "rope")
     assert shared.shared
     assert shared.for_layer(3) is shared
@@ -169,24 +184,26 @@ def test_layers_have_their_own_where_a_part_has() -> None:
     assert alone.layers == {1, 2}
 
 
-def test_its_state_is_that_of_its_parts() -> None:
-    one = build("t5", "fox", "rope")
-    assert set(one.state_dict()) == {"parts.0.weight", "parts.1.gate.weight", "parts.1.gate.bias"}
-    x, q = draw(1, N, SIZES["d_model"]), draw(1, H, N, D)
-    same = pickle.loads(pickle.dumps(one))
-    assert torch.equal(attention_logits(q, q, **told(one, x)), attention_logits(q, q, **told(same, x)))
-    before = one.state_dict()["parts.1.gate.weight"].clone()
-    one.reset_parameters()
-    assert not torch.equal(before, one.state_dict()["parts.1.gate.weight"])
+def test_the_state_dict_is_that_of_the_components() -> None:
+    composed = build("t5", "fox", "rope")
+    assert set(composed.state_dict()) == {"parts.0.weight", "parts.1.gate.weight", "parts.1.gate.bias"}
+    x, q = random_tensor(1, N, SIZES["d_model"]), random_tensor(1, H, N, D)
+    same = pickle.loads(pickle.dumps(composed))
+    assert torch.equal(
+        attention_logits(q, q, **options_for(composed, x)), attention_logits(q, q, **options_for(same, x))
+    )
+    before = composed.state_dict()["parts.1.gate.weight"].clone()
+    composed.reset_parameters()
+    assert not torch.equal(before, composed.state_dict()["parts.1.gate.weight"])
 
 
-def test_the_order_is_that_of_attention() -> None:
+def test_components_apply_in_the_order_of_attention() -> None:
     """Temperatures and rotations commute, whichever is named first; what is composed may be composed again."""
-    q, k, x = draw(1, H, N, D), draw(1, H, N, D, seed=2), draw(1, N, SIZES["d_model"])
-    made = [build("scalable-softmax", "rope", "alibi"), build("alibi", "rope", "scalable-softmax")]
-    for each in made:
-        part(each, 0 if each is made[0] else 2).get_parameter("slope").data.fill_(0.3)
-    agree(*(attention_weights(q, k, **told(each, x)) for each in made), 1e-12)
+    q, k, x = random_tensor(1, H, N, D), random_tensor(1, H, N, D, seed=2), random_tensor(1, N, SIZES["d_model"])
+    compositions = [build("scalable-softmax", "rope", "alibi"), build("alibi", "rope", "scalable-softmax")]
+    for each in compositions:
+        component(each, 0 if each is compositions[0] else 2).get_parameter("slope").data.fill_(0.3)
+    assert_close(*(attention_weights(q, k, **options_for(each, x)) for each in compositions), 1e-12)
     again = compose(build("rope", "alibi"), encodings.build("fox", **SIZES).double())
     assert again.names == ("rope", "alibi", "FoX")
     two = compose(*(encodings.build("fox", **SIZES) for _ in range(2)))
@@ -208,20 +225,25 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("names", REFUSED)
-def test_what_cannot_act_together_is_refused(names: str) -> None:
-    said = refusal(lambda: encodings.build(names.split(), **SIZES))
-    assert said.startswith("encoding: ")
-    assert all(word in said for word in REFUSED[names]), said
+def test_incompatible_components_are_refused(names: str) -> None:
+    message = refusal_message(lambda: encodings.build(names.split(), **SIZES))
+    assert message.startswith("encoding: ")
+    assert all(word in message for word in REFUSED[names]), message
 
 
-def test_other_wrong_input() -> None:
-    rope, other = RoPE(**SIZES), encodings.build("alibi", **{**SIZES, "max_len": 65})
-    assert refusal(lambda: compose(rope, other)) == "max_len must be the same for 'RoPE' and 'ALiBi', got 64 and 65."
-    assert "are the same object" in refusal(lambda: compose(rope, rope))
-    assert "at least two" in refusal(lambda: compose(rope))
-    assert "was built" in refusal(lambda: Composed(rope, "alibi"))  # type: ignore[arg-type]
-    assert "names must have one entry per encoding (2), got 1" in refusal(lambda: compose(rope, other, names=["one"]))
-    for given, options, words in (
+def test_other_invalid_input_is_refused() -> None:
+    rope, alibi = RoPE(**SIZES), encodings.build("alibi", **{**SIZES, "max_len": 65})
+    assert (
+        refusal_message(lambda: compose(rope, alibi))
+        == "max_len must be the same for 'RoPE' and 'ALiBi', got 64 and 65."
+    )
+    assert "are the same object" in refusal_message(lambda: compose(rope, rope))
+    assert "at least two" in refusal_message(lambda: compose(rope))
+    assert "was built" in refusal_message(lambda: Composed(rope, "alibi"))  # type: ignore[arg-type]
+    assert "names must have one entry per encoding (2), got 1" in refusal_message(
+        lambda: compose(rope, alibi, names=["one"])
+    )
+    for names, options, words in (
         (["rope", 3], {}, "must be a name or a list of names"),
         ("rope + rope", {}, "encoding must not name 'rope' twice, got 'rope + rope'"),
         ("rope+", {}, "got ''"),
@@ -230,11 +252,11 @@ def test_other_wrong_input() -> None:
         ("rope+fox", {"rope": {"bas": 3}}, "got 'bas'"),
         ("rope+fox", {"rope": {"base": -3}}, "rope.base must be positive and finite, got -3"),
     ):
-        said = refusal(lambda given=given, options=options: encodings.build(given, **SIZES, **options))
-        assert words in said, said
+        message = refusal_message(lambda names=names, options=options: encodings.build(names, **SIZES, **options))
+        assert words in message, message
     kind = encodings.get("rope+fox")
     assert kind is encodings.get(["rope", "fox"])
-    assert encodings.canonical("rope+fox") == "rope + fox"
+    assert encodings.canonical_name("rope+fox") == "rope + fox"
     assert (kind.coupling, kind.also_couples, kind.data_dependent) == ("rotation", ("bias",), True)
     assert "2104.09864" in kind.citation
     assert set(encodings.options("rope+fox")) == {"rope.base", "rope.pairing", "fox.bias_init"}

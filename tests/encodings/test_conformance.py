@@ -18,7 +18,7 @@ from toeplens.encodings import OffsetBias, PositionalEncoding, conformance, offs
 from toeplens.encodings.additive import T5, ALiBi
 from toeplens.encodings.conformance import CHECKS, NonConformance, check
 from toeplens.encodings.rotary import RoPE
-from toeplens.ground import InputError
+from toeplens.utils import InputError
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {  # in the heavy suite
     "alibi": [{"slopes": "exponential"}],
@@ -109,7 +109,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {  # in the heavy suite
 
 @pytest.mark.parametrize("name", encodings.names())
 def test_every_encoding_conforms(name: str) -> None:
-    assert len(check(name, skip=["compile"]).findings) == len(CHECKS) - 1
+    assert len(check(name, skip=["compile"]).results) == len(CHECKS) - 1
 
 
 @pytest.mark.heavy
@@ -118,12 +118,12 @@ def test_every_variant_conforms(name: str, options: dict[str, Any]) -> None:
     check(name, skip=["compile"], **options)
 
 
-def test_layers_have_parameters_of_their_own_unless_they_share_them() -> None:
+def test_layers_have_separate_parameters_unless_shared() -> None:
     for name in encodings.names():
         encoding = encodings.build(name, **conformance.SIZES)
-        own = encoding.for_layer(1)
-        assert (own is encoding) == encoding.shared, name
-        both = zip(encoding.state_dict().values(), own.state_dict().values(), strict=True)
+        layer_encoding = encoding.for_layer(1)
+        assert (layer_encoding is encoding) == encoding.shared, name
+        both = zip(encoding.state_dict().values(), layer_encoding.state_dict().values(), strict=True)
         assert encoding.shared or all(x.shape == y.shape and x is not y for x, y in both), name
 
 
@@ -164,7 +164,7 @@ def test_encodings_compile_in_one_graph_and_a_branch_on_numbers_does_not() -> No
 # ---- encodings that are wrong in one way each -----------------------------------------------------------------------
 
 
-class Correct(ALiBi):
+class CorrectEncoding(ALiBi):
     """Nothing wrong."""
 
 
@@ -177,17 +177,21 @@ class MisshapenBias(PositionalEncoding):
         return -offsets_between(q_positions, k_positions).abs().double()
 
 
-def stating(name: str, about: str, base: type[PositionalEncoding] = ALiBi, **facts: Any) -> type[PositionalEncoding]:
+def variant_stating(
+    name: str, about: str, base: type[PositionalEncoding] = ALiBi, **facts: Any
+) -> type[PositionalEncoding]:
     return type(name, (base,), {"__doc__": about, **facts})
 
 
-WrongCoupling = stating("WrongCoupling", "A bias that calls itself something else.", coupling="logits")
-WrongScale = stating("WrongScale", "Another scale than the one that its class states.", scale=0.5)
+WrongCoupling = variant_stating("WrongCoupling", "A bias that calls itself something else.", coupling="logits")
+WrongScale = variant_stating("WrongScale", "Another scale than the one that its class states.", scale=0.5)
 Undocumented = type("Undocumented", (ALiBi,), {})
-FalselyDependent = stating(
+FalselyDependent = variant_stating(
     "FalselyDependent", "A fixed bias that says that it reads content.", data_dependent=True, toeplitz=False
 )
-FalselyNotToeplitz = stating("FalselyNotToeplitz", "A rotation that says it is not relative.", RoPE, toeplitz=False)
+FalselyNotToeplitz = variant_stating(
+    "FalselyNotToeplitz", "A rotation that says it is not relative.", RoPE, toeplitz=False
+)
 
 
 class FalselyFixed(PositionalEncoding):
@@ -195,11 +199,11 @@ class FalselyFixed(PositionalEncoding):
 
     coupling, toeplitz, citation = "bias", False, "this test"
 
-    def note(self, x: Tensor, before: Tensor | None = None) -> Tensor:
+    def key_features(self, x: Tensor, cached: Tensor | None = None) -> Tensor:
         return x[:, None, :, :1].expand(-1, self.num_heads, -1, -1)
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor, *, seen: Any) -> Tensor:
-        return seen.own_notes() * seen.notes.transpose(-2, -1)
+    def bias(self, q_positions: Tensor, k_positions: Tensor, *, inputs: Any) -> Tensor:
+        return inputs.query_features() * inputs.key_features.transpose(-2, -1)
 
 
 class FalselyNonlinear(PositionalEncoding):
@@ -216,8 +220,10 @@ class LosesBiases(PositionalEncoding):
 
     coupling, citation = "logits", "this test"
 
-    def transform_logits(self, logits: Tensor, q_positions: Tensor, k_positions: Tensor, *, seen: Any) -> Tensor:
-        return (seen.q @ seen.k.mT * seen.scale).to(logits.dtype) - offsets_between(q_positions, k_positions).abs()
+    def transform_logits(self, logits: Tensor, q_positions: Tensor, k_positions: Tensor, *, inputs: Any) -> Tensor:
+        return (inputs.q @ inputs.k.mT * inputs.scale).to(logits.dtype) - offsets_between(
+            q_positions, k_positions
+        ).abs()
 
 
 class FalselyToeplitz(PositionalEncoding):
@@ -245,17 +251,17 @@ class FirstRowOnly(ALiBi):
         return super().bias(*first)
 
 
-class Clairvoyant(PositionalEncoding):
+class SeesFutureTokens(PositionalEncoding):
     """A bias from the mean of all tokens, later ones too."""
 
     coupling, data_dependent, toeplitz, citation = "bias", True, False, "this test"
 
-    def note(self, x: Tensor, before: Tensor | None = None) -> Tensor:
+    def key_features(self, x: Tensor, cached: Tensor | None = None) -> Tensor:
         return x.mean(1, keepdim=True)[:, None, :, :1].expand(-1, self.num_heads, x.shape[1], -1)
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor, *, seen: Any) -> Tensor:
-        places = torch.arange(seen.k.shape[2]) % 3
-        return seen.own_notes() * places
+    def bias(self, q_positions: Tensor, k_positions: Tensor, *, inputs: Any) -> Tensor:
+        places = torch.arange(inputs.k.shape[2]) % 3
+        return inputs.query_features() * places
 
 
 class ChunkReader(PositionalEncoding):
@@ -267,19 +273,19 @@ class ChunkReader(PositionalEncoding):
         return logits - logits.mean(-2, keepdim=True)
 
 
-class Forgetful(PositionalEncoding):
+class ForgetsCache(PositionalEncoding):
     """A running sum that starts again at every call."""
 
     coupling, data_dependent, toeplitz, citation = "bias", True, False, "this test"
 
-    def note(self, x: Tensor, before: Tensor | None = None) -> Tensor:
+    def key_features(self, x: Tensor, cached: Tensor | None = None) -> Tensor:
         return x[:, None, :, :1].cumsum(2).expand(-1, self.num_heads, -1, -1)
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor, *, seen: Any) -> Tensor:
-        return seen.own_notes() - seen.notes.transpose(-2, -1)
+    def bias(self, q_positions: Tensor, k_positions: Tensor, *, inputs: Any) -> Tensor:
+        return inputs.query_features() - inputs.key_features.transpose(-2, -1)
 
 
-class Generous(ALiBi):
+class IgnoresMask(ALiBi):
     """Adds to every head's output, whatever it sees."""
 
     coupling = "weights"
@@ -288,7 +294,7 @@ class Generous(ALiBi):
         return torch.ones_like(weights[..., :1]).expand(-1, -1, -1, self.head_dim)
 
 
-class Renormalised(ALiBi):
+class DividesByZero(ALiBi):
     """Divides by a sum that is 0 where no key is seen."""
 
     def transform_weights(self, weights: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
@@ -320,7 +326,7 @@ class CastSlopes(OffsetBias):
         return -self.slopes[:, None] * offsets.abs()
 
 
-class Idle(ALiBi):
+class UnusedParameter(ALiBi):
     """A parameter that nothing reads."""
 
     def __init__(self, **sizes: int) -> None:
@@ -328,14 +334,14 @@ class Idle(ALiBi):
         self.idle = nn.Parameter(torch.ones(1))
 
 
-class RootOfZero(T5):
+class InfiniteGradient(T5):
     """A gradient that is infinite where a value is zero."""
 
     def kernel(self, offsets: Tensor) -> Tensor:
         return super().kernel(offsets) * (self.weight[0, 0] * 0).sqrt()
 
 
-class Unsaved(OffsetBias):
+class UnsavedState(OffsetBias):
     """Random values that the state dict does not hold."""
 
     citation = "this test"
@@ -348,7 +354,7 @@ class Unsaved(OffsetBias):
         return (-self.slopes[:, None] * offsets.abs()).float()
 
 
-class Quadratic(RoPE):
+class QuadraticRotation(RoPE):
     """A rotation that looks at all pairs of positions."""
 
     def rotate(self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -371,39 +377,39 @@ class Quadratic(RoPE):
         (FalselyNotToeplitz, "facts"),
         (WrongKernel, "kernel"),
         (FirstRowOnly, "positions"),
-        (Clairvoyant, "causal"),
+        (SeesFutureTokens, "causal"),
         (ChunkReader, "paths"),
-        (Forgetful, "decoding"),
-        (Generous, "padding"),
-        (Renormalised, "padding"),
+        (ForgetsCache, "decoding"),
+        (IgnoresMask, "padding"),
+        (DividesByZero, "padding"),
         (FalselyToeplitz, "shift"),
         (RoughPhases, "precision"),
         (CastSlopes, "casts"),
-        (Idle, "gradients"),
-        (RootOfZero, "gradients"),
-        (Unsaved, "state"),
-        (Quadratic, "memory"),
+        (UnusedParameter, "gradients"),
+        (InfiniteGradient, "gradients"),
+        (UnsavedState, "state"),
+        (QuadraticRotation, "memory"),
     ],
     ids=lambda case: case if isinstance(case, str) else case.__name__,
 )
-def test_a_wrong_encoding_is_found_out(broken: type[PositionalEncoding], failing: str) -> None:
+def test_a_wrong_encoding_is_detected(broken: type[PositionalEncoding], failing: str) -> None:
     others = [name for name in CHECKS if name != failing]
     report = check(broken, strict=False, skip=others)
-    assert [finding.check for finding in report.findings] == [failing]
+    assert [finding.check for finding in report.results] == [failing]
     assert not report.passed, report
     with pytest.raises(NonConformance, match=f"FAIL {failing}") as caught:
         check(broken, skip=others)
     assert caught.value.report == report
 
 
-def test_a_report_is_a_table_of_findings() -> None:
-    report = check(Correct, slopes="exponential", skip=["compile"])
+def test_a_report_is_a_table_of_check_results() -> None:
+    report = check(CorrectEncoding, slopes="exponential", skip=["compile"])
     lines = str(report).splitlines()
-    assert lines[0] == "conformance of Correct (slopes='exponential')"
+    assert lines[0] == "conformance of CorrectEncoding (slopes='exponential')"
     assert [line.split()[:2] for line in lines[1:]] == [["ok", name] for name in CHECKS if name != "compile"]
 
 
-def test_the_suite_leaves_the_random_state_alone() -> None:
+def test_the_suite_leaves_the_random_state_unchanged() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -411,7 +417,7 @@ def test_the_suite_leaves_the_random_state_alone() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_bad_calls_are_refused_in_a_sentence() -> None:
+def test_invalid_calls_are_refused_in_one_sentence() -> None:
     with pytest.raises(InputError, match=r"^skip must be .*, got 'shape'; did you mean 'shapes'"):
         check("rope", skip=["shape"])
     with pytest.raises(InputError, match=r"^sizes must be .*, got 'heads'"):

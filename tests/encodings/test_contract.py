@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 from tests.builders import REPRESENTATIVES
-from tests.encodings.samples import SIZES, build, pair_by_pair, turned_logits, vectors
+from tests.encodings.samples import SIZES, build, pair_by_pair, rotated_logits, vectors
 from torch import Tensor
 
 from toeplens import encodings
 from toeplens.encodings import OffsetBias, PositionalEncoding, Rotary, offsets_between, registry
 from toeplens.encodings.conformance import Specimen
-from toeplens.encodings.rotary import turn
-from toeplens.ground import InputError
+from toeplens.encodings.rotary import rotate_pairs
+from toeplens.utils import InputError
 
 # ---- names, positions, kernels ---------------------------------------------------------------------------------------
 
@@ -52,10 +52,10 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", [*REPRESENTATIVES, "learned", "swin", "bipe"])
-def test_real_positions_are_taken_or_refused_in_a_sentence(name: str) -> None:
+def test_real_positions_are_accepted_or_refused_in_one_sentence(name: str) -> None:
     torch.manual_seed(0)
     specimen = Specimen(lambda: build(name))
-    x, p = specimen.content(2, 7), specimen.positions(7)
+    x, p = specimen.random_content(2, 7), specimen.positions(7)
     for fused in (True, False):
         if name in TABLES:
             with pytest.raises(InputError, match=r"^positions must be integers for \w+, got float64\.$"):
@@ -83,7 +83,7 @@ def test_an_encoding_that_declares_an_unknown_coupling_is_refused() -> None:
         Telepathic(**SIZES)
 
 
-class Distance(OffsetBias):
+class DistanceBias(OffsetBias):
     """Minus the distance: a plugin author's whole encoding."""
 
     citation = "this test"
@@ -92,19 +92,19 @@ class Distance(OffsetBias):
         return -offsets.abs().float().expand(self.num_heads, -1)
 
 
-def test_another_package_adds_an_encoding_by_entry_point_and_takes_no_name_of_ours(
+def test_entry_points_add_encodings_and_cannot_override_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ours = encodings.get("rope")
-    here = f"{__name__}:Distance"
+    here = f"{__name__}:DistanceBias"
     values = {"distance": here, "rope": here, "gone": f"{__name__}:Gone", "count": "builtins:len"}
-    found = [EntryPoint(name=n, value=value, group="toeplens.encodings") for n, value in values.items()]
-    monkeypatch.setattr(registry, "entry_points", lambda group: found)
-    registry._found.cache_clear()
+    actual = [EntryPoint(name=n, value=value, group="toeplens.encodings") for n, value in values.items()]
+    monkeypatch.setattr(registry, "entry_points", lambda group: actual)
+    registry._load_encodings.cache_clear()
     try:
-        with pytest.warns(UserWarning, match=r"^encoding 'rope': .*:Distance of the package \? uses a name"):
+        with pytest.warns(UserWarning, match=r"^encoding 'rope': .*:DistanceBias of the package \? uses a name"):
             assert "distance" in encodings.names()
-        assert set(encodings.unusable()) == {"rope", "gone", "count"}
+        assert set(encodings.load_errors()) == {"rope", "gone", "count"}
         for broken, why in (
             ("gone", "Gone of the package . cannot be loaded"),
             ("count", "is not a subclass of Positional"),
@@ -112,12 +112,12 @@ def test_another_package_adds_an_encoding_by_entry_point_and_takes_no_name_of_ou
             assert broken not in encodings.names()
             with pytest.raises(InputError, match=rf"^encoding: '{broken}' cannot be used: .*{why}.*\.$"):
                 encodings.get(["distance", broken])
-        assert isinstance(encodings.build("distance", **SIZES), Distance)
+        assert isinstance(encodings.build("distance", **SIZES), DistanceBias)
         assert encodings.options("distance") == {}
         assert encodings.get("rope") is ours
     finally:
         monkeypatch.undo()
-        registry._found.cache_clear()
+        registry._load_encodings.cache_clear()
 
 
 # ---- positions ------------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_another_package_adds_an_encoding_by_entry_point_and_takes_no_name_of_ou
 
 @pytest.mark.parametrize("name", ["learned", "random-fixed"])
 @pytest.mark.parametrize("positions", [[0, 64], [-1, 3], [[0, 1], [2, 1000]]])
-def test_a_table_holds_no_position_beyond_its_rows(name: str, positions: list) -> None:
+def test_positions_beyond_a_table_are_refused(name: str, positions: list) -> None:
     encoding = build(name)
     x = torch.zeros(2, 2, encoding.d_model)
     with pytest.raises(InputError, match=r"^positions must be from 0 to 63 .*, got (64|-1|1000)\.$"):
@@ -148,30 +148,30 @@ ROTATIONS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "options"), ROTATIONS, ids=str)
-def test_a_rotation_is_its_kernel_keeps_lengths_and_turns_back(name: str, options: dict) -> None:
+def test_a_rotation_matches_its_kernel_and_is_orthogonal(name: str, options: dict) -> None:
     encoding = build(name, **options)
     q, k = vectors(N, 3, encoding.query_dim)
     positions = torch.arange(0, 3 * N, 3)
-    turned = turned_logits(encoding, q, k, positions)
-    assert torch.allclose(turned, by_complex_pairs(encoding, q, k, positions), rtol=0, atol=1e-12)
-    turned, _ = encoding.rotate(q, k, positions, positions)
-    back, _ = encoding.rotate(turned, k, -positions, positions)
-    assert torch.allclose(turned.norm(dim=-1), q.norm(dim=-1), rtol=0, atol=1e-12)
+    rotated = rotated_logits(encoding, q, k, positions)
+    assert torch.allclose(rotated, by_complex_pairs(encoding, q, k, positions), rtol=0, atol=1e-12)
+    rotated, _ = encoding.rotate(q, k, positions, positions)
+    back, _ = encoding.rotate(rotated, k, -positions, positions)
+    assert torch.allclose(rotated.norm(dim=-1), q.norm(dim=-1), rtol=0, atol=1e-12)
     assert torch.allclose(back, q, rtol=0, atol=1e-12)
 
 
 def by_complex_pairs(encoding: Rotary, q: Tensor, k: Tensor, positions: Tensor) -> Tensor:
     """Re sum over pairs t of q_t conj(k_t) e^(i (i - j) theta_t), and the plain product of what is not turned."""
     width = 2 * encoding.frequencies.shape[-1]
-    turned = slice(encoding.first, encoding.first + width)
-    rest = [d for d in range(q.shape[-1]) if not turned.start <= d < turned.stop]
+    rotated = slice(encoding.first, encoding.first + width)
+    rest = [d for d in range(q.shape[-1]) if not rotated.start <= d < rotated.stop]
     kernel = encoding.kernel(offsets_between(positions, positions).flatten()).expand(q.shape[1], -1, -1)
     kernel = kernel.unflatten(-1, (len(positions), len(positions)))
 
     def factor(b: int, h: int, row: int, column: int, t: int) -> complex:
         return complex(kernel[h, t, row, column])
 
-    pairs = pair_by_pair(q[..., turned], k[..., turned], factor, encoding.pairing)
+    pairs = pair_by_pair(q[..., rotated], k[..., rotated], factor, encoding.pairing)
     return pairs.real + q[..., rest] @ k[..., rest].transpose(-1, -2)
 
 
@@ -187,29 +187,30 @@ def test_a_rotation_takes_any_memory_layout(pairing: str) -> None:
         layouts = (x, x.transpose(-1, -2).contiguous().transpose(-1, -2))
         for same in layouts:
             assert torch.equal(
-                turn(same, phases.cos(), phases.sin(), pairing), turn(x.clone(), phases.cos(), phases.sin(), pairing)
+                rotate_pairs(same, phases.cos(), phases.sin(), pairing),
+                rotate_pairs(x.clone(), phases.cos(), phases.sin(), pairing),
             )
 
 
 # ---- what single encodings are --------------------------------------------------------------------------------------
 
 
-def test_partial_rope_turns_only_what_was_chosen() -> None:
+def test_partial_rope_rotates_only_the_chosen_dimensions() -> None:
     q, k = vectors(N)
     positions = torch.arange(1, N + 1)
-    whole, _ = build("rope").rotate(q, k, positions, positions)
+    rotated, _ = build("rope").rotate(q, k, positions, positions)
     everything, _ = build("partial-rope").rotate(q, k, positions, positions)
-    assert torch.equal(everything, whole)
+    assert torch.equal(everything, rotated)
     quarter, _ = build("partial-rope", rotary_pct=0.25).rotate(q, k, positions, positions)
     assert torch.equal(quarter[..., 2:], q[..., 2:])
     assert not torch.isclose(quarter[..., :2], q[..., :2]).any()
     for heads, chosen in ((1, [0]), ([0, 2], [0, 2]), (0, []), ([], [])):
         some, _ = build("partial-rope", heads=heads).rotate(q, k, positions, positions)
         for head in range(3):
-            assert torch.equal(some[:, head], whole[:, head] if head in chosen else q[:, head])
+            assert torch.equal(some[:, head], rotated[:, head] if head in chosen else q[:, head])
 
 
-def test_a_relative_table_tells_sides_apart_and_ends_at_its_edges() -> None:
+def test_a_relative_table_distinguishes_sides_and_clips_at_its_ends() -> None:
     kernel = build("relative-table").kernel(torch.tensor([-5000, -63, -1, 0, 1, 63, 64]))
     assert torch.equal(kernel[:, 0], kernel[:, 1])
     assert torch.equal(kernel[:, -1], kernel[:, -2])
@@ -222,7 +223,7 @@ def test_alibis_released_slopes_are_powers_of_e() -> None:
     assert torch.allclose(released.kernel(torch.tensor([-4]))[:, 0], -4 * released.slopes)
 
 
-def test_rope_absolute_is_rope_with_a_sinusoid() -> None:
+def test_rope_absolute_combines_rope_and_a_sinusoid() -> None:
     both, rope, sinusoid = (build(name) for name in ("rope-absolute", "rope", "sinusoidal"))
     q, k = vectors(N)
     positions = torch.arange(N)
@@ -296,20 +297,20 @@ REFUSED: dict[str, list[dict[str, Any]]] = {  # the field that is named is the l
 
 
 @pytest.mark.parametrize(("name", "given"), [(name, given) for name, rows in REFUSED.items() for given in rows])
-def test_what_makes_no_sense_is_refused(name: str, given: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(name: str, given: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=rf"^{list(given)[-1]}(:| must) [^\n]*[.?]$"):
         encodings.build(name, **{**SIZES, **given})
 
 
 @pytest.mark.parametrize("name", REPRESENTATIVES)
-def test_values_of_a_wrong_kind_are_told_what_is_allowed(name: str) -> None:
+def test_errors_for_wrong_types_state_what_is_allowed(name: str) -> None:
     """Of every option, its name; what Python or torch make of such a value says neither."""
     for option, value in itertools.product(encodings.options(name), (object(), [object()])):
         with pytest.raises(InputError, match=rf"^{option} must be .+, got .*\.$"):
             encodings.build(name, **SIZES, **{option: value})
 
 
-def test_heads_of_a_size_that_cannot_be_turned_are_one_sentence() -> None:
+def test_unrotatable_head_sizes_are_refused_in_one_sentence() -> None:
     """As those of somebody's own attention, which does not add the rotary part of latent attention."""
     places = {"q_positions": torch.arange(4), "k_positions": torch.arange(4)}
     for name, few, said in (("mla", 8, "12 (8 that are not rotated, 4 that are) for MLA"), ("rope", 6, "8 for RoPE")):

@@ -14,7 +14,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rotary_embedding_torch import RotaryEmbedding, apply_rotary_emb
-from tests.encodings.samples import SIZES, agree, draw, pair_by_pair, randomised, turned_logits, vectors
+from tests.encodings.samples import (
+    SIZES,
+    assert_close,
+    pair_by_pair,
+    random_tensor,
+    randomised,
+    rotated_logits,
+    vectors,
+)
 from tests.encodings.samples import build as samples_build
 from torch import Tensor
 from transformers import Qwen2VLTextConfig, Qwen3VLTextConfig, Swinv2Config
@@ -28,7 +36,7 @@ from transformers.models.swinv2 import modeling_swinv2 as swinv2
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding, attend
 from toeplens.encodings.coordinates import SyntacticBias, tree_distances
-from toeplens.ground import InputError
+from toeplens.utils import InputError
 
 # ---- rotations by axes ----------------------------------------------------------------------------------------------
 
@@ -37,7 +45,7 @@ build = partial(samples_build, num_heads=H, head_dim=D)
 PAIRINGS = pytest.mark.parametrize("pairing", ["interleaved", "half"])
 
 
-def by_hand(q: Tensor, k: Tensor, places: Tensor, turns: list, pairing: str) -> Tensor:
+def reference_logits(q: Tensor, k: Tensor, places: Tensor, turns: list, pairing: str) -> Tensor:
     """``turns[h][t]``: the frequency of each axis."""
 
     def factor(b: int, h: int, row: int, column: int, t: int) -> complex:
@@ -49,7 +57,7 @@ def by_hand(q: Tensor, k: Tensor, places: Tensor, turns: list, pairing: str) -> 
 
 @PAIRINGS
 @pytest.mark.parametrize("shares", [None, [1, 2, 3]])
-def test_axial_logits_are_the_formulas(shares: list[int] | None, pairing: str) -> None:
+def test_axial_logits_match_the_formula(shares: list[int] | None, pairing: str) -> None:
     encoding = build("axial-rope", axes=3, axes_dims=shares, base=100.0, pairing=pairing)
     places = torch.tensor([[0, 0, 0], [1, 5, -3], [70, 2, 9], [4, 4, 100_000]])
     turns = []
@@ -57,22 +65,22 @@ def test_axial_logits_are_the_formulas(shares: list[int] | None, pairing: str) -
         for j in range(pairs):
             turns.append([100.0 ** (-2 * j / (2 * pairs)) if a == axis else 0.0 for a in range(3)])
     q, k = vectors(4, H, D)
-    wanted = by_hand(q, k, places, [turns] * H, pairing)
-    assert float((turned_logits(encoding, q, k, places) - wanted).abs().max()) < 1e-10
+    expected = reference_logits(q, k, places, [turns] * H, pairing)
+    assert float((rotated_logits(encoding, q, k, places) - expected).abs().max()) < 1e-10
 
 
 @PAIRINGS
-def test_mixed_logits_are_the_formulas(pairing: str) -> None:
+def test_mixed_logits_match_the_formula(pairing: str) -> None:
     encoding = build("rope-mixed", pairing=pairing)
     with torch.no_grad():
         encoding.omega.normal_()
     places = torch.tensor([[0, 0], [1, -3], [70, 9], [4, 1000]])
     q, k = vectors(4, H, D)
-    wanted = by_hand(q, k, places, encoding.omega.tolist(), pairing)
-    assert float((turned_logits(encoding, q, k, places) - wanted).abs().max()) < 1e-10
+    expected = reference_logits(q, k, places, encoding.omega.tolist(), pairing)
+    assert float((rotated_logits(encoding, q, k, places) - expected).abs().max()) < 1e-10
 
 
-def test_mixed_frequencies_start_at_right_angles_with_the_published_lengths() -> None:
+def test_mixed_frequencies_start_orthogonal_with_published_magnitudes() -> None:
     omega = build("rope-mixed").omega.detach()
     first, second = omega.chunk(2, dim=1)
     lengths = torch.tensor([10.0 ** (-4 * t / D) for t in range(D // 4)])
@@ -86,16 +94,16 @@ def test_mixed_frequencies_start_at_right_angles_with_the_published_lengths() ->
 
 
 @given(st.lists(st.integers(1, 7), min_size=2, max_size=4), st.data())
-def test_running_numbers_are_raster_positions_of_the_grid(grid: list[int], data: st.DataObject) -> None:
+def test_one_dimensional_positions_are_raster_positions(grid: list[int], data: st.DataObject) -> None:
     encoding = build("axial-rope", axes=len(grid), grid=grid)
     numbers = data.draw(st.lists(st.integers(0, math.prod(grid) - 1), min_size=1, max_size=9))
-    placed = encoding.place(torch.tensor(numbers))
+    placed = encoding.to_positions(torch.tensor(numbers))
     assert np.array_equal(placed.T.numpy(), np.stack(np.unravel_index(numbers, grid)))
-    beyond = encoding.place(torch.tensor(numbers) - math.prod(grid))
+    beyond = encoding.to_positions(torch.tensor(numbers) - math.prod(grid))
     assert torch.equal(beyond, placed - torch.tensor([grid[0], *[0] * (len(grid) - 1)]))
 
 
-def test_the_kernel_is_the_rotation() -> None:
+def test_the_kernel_matches_the_rotation() -> None:
     offsets = torch.tensor([[0, 0], [3, -2], [7, 100]])
     axial = build("axial-rope", base=50.0)
     kernel = axial.kernel(offsets)
@@ -114,15 +122,15 @@ def test_the_kernel_is_the_rotation() -> None:
 
 @pytest.mark.parametrize("kind", ["lang", "pixel"])
 @pytest.mark.parametrize("grid", [(5, 7), (3, 4, 5)])
-def test_axial_is_rotary_embedding_torchs(grid: tuple[int, ...], kind: str) -> None:
+def test_axial_rope_matches_rotary_embedding_torch(grid: tuple[int, ...], kind: str) -> None:
     axes, length = len(grid), math.prod(grid)
     theirs = RotaryEmbedding(D // axes, freqs_for=kind)
     freqs = theirs.get_axial_freqs(*grid)
     ours = build("axial-rope", axes=axes, grid=list(grid), frequencies=kind)
     q, k = vectors(length, H, D, torch.float32)
-    places = ours.place(torch.arange(length))
+    places = ours.to_positions(torch.arange(length))
     turned = [apply_rotary_emb(freqs, x.unflatten(2, grid)).flatten(2, 1 + axes) for x in (q, k)]
-    assert float((turned_logits(ours, q, k, places) - turned[0] @ turned[1].mT).abs().max()) < 5e-5
+    assert float((rotated_logits(ours, q, k, places) - turned[0] @ turned[1].mT).abs().max()) < 5e-5
 
 
 def qwen_tables(kind: str) -> tuple[PositionalEncoding, Any]:
@@ -136,7 +144,7 @@ def qwen_tables(kind: str) -> tuple[PositionalEncoding, Any]:
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
-def test_m_rope_is_qwen_vls(kind: str) -> None:
+def test_m_rope_matches_qwen_vl(kind: str) -> None:
     ours, theirs = qwen_tables(kind)
     generator = torch.Generator().manual_seed(3)
     places = torch.randint(0, 128, (2, 10, 3), generator=generator)
@@ -146,11 +154,11 @@ def test_m_rope_is_qwen_vls(kind: str) -> None:
         assert float((a - b).abs().max()) < 5e-5
 
 
-def test_axial_is_the_qwen2_vl_vision_towers() -> None:
+def test_axial_rope_matches_the_qwen2_vl_vision_tower() -> None:
     config = Qwen2VLVisionConfig(embed_dim=H * 32, num_heads=H)
     theirs = qwen2_vl.Qwen2VLVisionRotaryEmbedding(config)
     ours = build("axial-rope", head_dim=32, pairing="half", grid=[6, 9])
-    places = ours.place(torch.arange(54))
+    places = ours.to_positions(torch.arange(54))
     q, k = vectors(54, H, 32, torch.float32)
     cos, sin = theirs(q, places)
     their_q, their_k = qwen2_vl.apply_rotary_pos_emb_vision(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
@@ -161,7 +169,7 @@ def test_axial_is_the_qwen2_vl_vision_towers() -> None:
 # ---- options --------------------------------------------------------------------------------------------------------
 
 
-def test_shares_of_the_pairs_by_default() -> None:
+def test_default_pair_split_between_axes() -> None:
     assert build("axial-rope", head_dim=14).axis_of.tolist() == [0, 0, 0, 0, 1, 1, 1]
     assert build("mrope", head_dim=128).axis_of.bincount().tolist() == [16, 24, 24]
     assert build("mrope", head_dim=128, interleaved_sections=True).axis_of.bincount().tolist() == [24, 20, 20]
@@ -184,20 +192,20 @@ def raster(window: tuple[int, int]) -> Tensor:
 
 
 @WINDOWS
-def test_swin_is_transformers_swin(window: tuple[int, int]) -> None:
+def test_swin_matches_transformers(window: tuple[int, int]) -> None:
     theirs = randomised(swin.SwinRelativePositionBias(H_PLANE, window)).double()
     ours = build_plane("swin", window=window)
     ours.load_state_dict({"weight": theirs.relative_position_bias_table})
     places = raster(window)
-    agree(ours.bias(places, places), theirs()[0], 0.0)
-    assert torch.equal(ours.place(torch.arange(len(places))), places)
+    assert_close(ours.bias(places, places), theirs()[0], 0.0)
+    assert torch.equal(ours.to_positions(torch.arange(len(places))), places)
     numbers = torch.arange(len(places))
-    agree(ours.bias(numbers, numbers), theirs()[0], 0.0)
+    assert_close(ours.bias(numbers, numbers), theirs()[0], 0.0)
 
 
 @pytest.mark.parametrize("pretrained", [None, (12, 6)])
 @pytest.mark.parametrize("window", [(8, 8), (3, 5)])
-def test_swin_v2_is_transformers_swin_v2(window: tuple[int, int], pretrained: tuple[int, int] | None) -> None:
+def test_swin_v2_matches_transformers(window: tuple[int, int], pretrained: tuple[int, int] | None) -> None:
     """The whole attention: cosine, factor, bias. They form the table of offsets in float32: 1e-6 is asked."""
     config = Swinv2Config(attention_probs_dropout_prob=0.0, qkv_bias=True)
     theirs = swinv2.Swinv2SelfAttention(
@@ -217,7 +225,7 @@ def test_swin_v2_is_transformers_swin_v2(window: tuple[int, int], pretrained: tu
         }
     )
     places = raster(window)
-    x = draw(2, len(places), H_PLANE * D_PLANE)
+    x = random_tensor(2, len(places), H_PLANE * D_PLANE)
     q, k, v = (
         layer(x).unflatten(-1, (H_PLANE, D_PLANE)).transpose(1, 2) for layer in (theirs.query, theirs.key, theirs.value)
     )
@@ -225,10 +233,10 @@ def test_swin_v2_is_transformers_swin_v2(window: tuple[int, int], pretrained: tu
     told = {"q_positions": places, "k_positions": places, "scale": ours.scale, "causal": False}
     for fused in (True, False):
         out = attend(q, k, v, encoding=ours, fused=fused, **told)
-        agree(out.transpose(1, 2).flatten(-2), theirs(x)[0], 1e-6)
+        assert_close(out.transpose(1, 2).flatten(-2), theirs(x)[0], 1e-6)
 
 
-def test_swin_v2s_bias_is_the_formula() -> None:
+def test_the_swin_v2_bias_matches_the_formula() -> None:
     ours = build_plane("swin-v2", window=(4, 9), hidden=5)
     w = {name: value.detach() for name, value in ours.named_parameters()}
     offsets = [(0, 0), (3, -8), (-1, 2), (100, 7), (-5, -300)]
@@ -250,31 +258,31 @@ def test_swin_v2s_bias_is_the_formula() -> None:
 
 @pytest.mark.parametrize("name", ["swin", "swin-v2"])
 @pytest.mark.parametrize("grid", [(3, 4), (40, 40)])
-def test_scattered_places_take_the_same_values_as_a_full_grid(name: str, grid: tuple[int, int]) -> None:
+def test_scattered_positions_match_the_full_grid(name: str, grid: tuple[int, int]) -> None:
     """Few places far apart are worked pair by pair, many near ones by a table of offsets."""
     encoding = build_plane(name, window=(3, 4))
     places = raster(grid)
     whole = encoding.bias(places, places)
     few = torch.tensor([0, len(places) // 2 + 1, len(places) - 1])
-    agree(encoding.bias(places[few], places[few]), whole[:, few][:, :, few], 1e-12)
-    each = torch.stack((places[few], places[few.flip(0)]))
-    by_row = encoding.bias(each, each)
-    agree(by_row[0], encoding.bias(each[0], each[0]), 1e-12)
-    agree(by_row[1], encoding.bias(each[1], each[1]), 1e-12)
+    assert_close(encoding.bias(places[few], places[few]), whole[:, few][:, :, few], 1e-12)
+    scattered = torch.stack((places[few], places[few.flip(0)]))
+    by_row = encoding.bias(scattered, scattered)
+    assert_close(by_row[0], encoding.bias(scattered[0], scattered[0]), 1e-12)
+    assert_close(by_row[1], encoding.bias(scattered[1], scattered[1]), 1e-12)
 
 
-def test_beyond_swins_window_the_outermost_value_goes_on() -> None:
+def test_swin_clips_offsets_beyond_its_window() -> None:
     encoding = build_plane("swin", window=(3, 4))
     kernel = encoding.kernel(torch.tensor([[2, -3], [7, -3], [2, -100], [9, -9]]))
     assert kernel is not None
-    agree(kernel, kernel[:, :1].expand(-1, 4), 0.0)
+    assert_close(kernel, kernel[:, :1].expand(-1, 4), 0.0)
 
 
-def test_swin_v2_takes_fractions_and_swin_refuses_them() -> None:
+def test_swin_v2_accepts_fractions_and_swin_refuses_them() -> None:
     half = torch.tensor([[0.5, 0.0], [0.0, 2.5]])
     wide, twice = build_plane("swin-v2", window=(5, 5)), build_plane("swin-v2", window=(9, 9))
     twice.load_state_dict(wide.state_dict())
-    agree(wide.at(*(half * 2).unbind(-1)), twice.at(*(half * 4).long().unbind(-1)), 1e-12)
+    assert_close(wide.bias_at(*(half * 2).unbind(-1)), twice.bias_at(*(half * 4).long().unbind(-1)), 1e-12)
     with pytest.raises(InputError, match=r"^positions must be integers"):
         build_plane("swin").bias(half, half)
 
@@ -291,7 +299,7 @@ def tensor(*paths: list[int], depth: int = DEPTH) -> Tensor:
     return torch.tensor([path + [0] * (depth - len(path)) for path in paths])
 
 
-def grown(branching: int, count: int) -> list[list[int]]:
+def tree_paths(branching: int, count: int) -> list[list[int]]:
     """The paths of the first nodes of a tree that grows level by level."""
     queue: list[list[int]] = [[]]
     for n in range(count):
@@ -299,7 +307,7 @@ def grown(branching: int, count: int) -> list[list[int]]:
     return queue[:count]
 
 
-def walked(a: list[int], b: list[int]) -> int:
+def tree_distance(a: list[int], b: list[int]) -> int:
     """Steps from one node up and down to the other, counted by climbing from the deeper until they meet."""
     steps = 0
     while a != b:
@@ -311,7 +319,7 @@ def walked(a: list[int], b: list[int]) -> int:
     return steps
 
 
-def pushed(path: list[int], decays: list[float], branching: int, depth: int, d_model: int) -> list[float]:
+def stack_vector(path: list[int], decays: list[float], branching: int, depth: int, d_model: int) -> list[float]:
     """The published stack, grown from the root: a step down weighs all that is there by p and lays the branch on top.
 
     Entry (m, branch, p) is number (m * branching + branch) * copies + copy.
@@ -331,11 +339,11 @@ def pushed(path: list[int], decays: list[float], branching: int, depth: int, d_m
 
 
 @pytest.mark.parametrize("branching", [2, 3, 5])
-def test_running_numbers_are_the_nodes_of_a_tree_that_grows_level_by_level(branching: int) -> None:
+def test_one_dimensional_positions_are_nodes_in_level_order(branching: int) -> None:
     encoding = build_tree("syntactic-bias", branching=branching)
-    placed = encoding.place(torch.arange(64).view(2, 32))
+    placed = encoding.to_positions(torch.arange(64).view(2, 32))
     assert placed.shape == (2, 32, encoding.axes)
-    assert torch.equal(placed.flatten(0, 1), tensor(*grown(branching, 64), depth=encoding.axes))
+    assert torch.equal(placed.flatten(0, 1), tensor(*tree_paths(branching, 64), depth=encoding.axes))
 
 
 # ---- the input vectors ----------------------------------------------------------------------------------------------
@@ -343,15 +351,15 @@ def test_running_numbers_are_the_nodes_of_a_tree_that_grows_level_by_level(branc
 
 @given(st.lists(PATHS, min_size=1, max_size=4))
 @settings(max_examples=30, deadline=None)
-def test_vectors_are_the_published_stacks(paths: list[list[int]]) -> None:
+def test_tree_vectors_match_the_published_stacks(paths: list[list[int]]) -> None:
     encoding = build_tree("syntactic", branching=3, max_depth=DEPTH, d_model=34)
     decays = encoding.raw_decay.detach().tanh().tolist()
     assert len(decays) == 2  # 30 of the 34 dimensions
-    wanted = torch.tensor([pushed(path, decays, 3, DEPTH, 34) for path in paths], dtype=torch.float64)
+    expected = torch.tensor([stack_vector(path, decays, 3, DEPTH, 34) for path in paths], dtype=torch.float64)
     x = torch.randn(2, len(paths), 34, dtype=torch.float64)
     for positions in (tensor(*paths), tensor(*paths).expand(2, -1, -1)):
         added = encoding.embed(x, positions).detach() - x
-        assert float((added - wanted).abs().max()) < 1e-12
+        assert float((added - expected).abs().max()) < 1e-12
 
 
 def test_vectors_stay_finite_where_a_decay_saturates() -> None:
@@ -364,7 +372,7 @@ def test_vectors_stay_finite_where_a_decay_saturates() -> None:
     assert bool(encoding.raw_decay.grad.isfinite().all())
 
 
-def test_by_depth_it_is_the_sinusoid_of_the_depth() -> None:
+def test_depth_encoding_is_the_sinusoid_of_the_depth() -> None:
     encoding, sinusoid = build_tree("syntactic", by="depth"), encodings.build("sinusoidal", **SIZES)
     x = torch.randn(1, 7, 24, dtype=torch.float64)
     depths = torch.tensor([0, 1, 1, 2, 2, 2, 2])
@@ -377,22 +385,22 @@ def test_by_depth_it_is_the_sinusoid_of_the_depth() -> None:
 
 @given(st.lists(PATHS, min_size=1, max_size=5), st.lists(PATHS, min_size=1, max_size=5))
 @settings(max_examples=40, deadline=None)
-def test_distances_are_steps_through_the_lowest_common_ancestor(a: list[list[int]], b: list[list[int]]) -> None:
+def test_distances_are_path_lengths_in_the_tree(a: list[list[int]], b: list[list[int]]) -> None:
     distances = tree_distances(tensor(*a), tensor(*b))
-    assert distances.tolist() == [[walked(x, y) for y in b] for x in a]
+    assert distances.tolist() == [[tree_distance(x, y) for y in b] for x in a]
     assert torch.equal(distances, tree_distances(tensor(*b), tensor(*a)).T)
 
 
 @pytest.mark.parametrize("by", ["path", "depth"])
-def test_the_bias_is_one_value_a_head_and_distance(by: str) -> None:
+def test_the_bias_is_one_value_per_head_and_distance(by: str) -> None:
     encoding = build_tree("syntactic-bias", branching=3, max_depth=DEPTH, max_distance=3, by=by)
-    rows = grown(3, 30)
+    rows = tree_paths(3, 30)
     queries, keys = rows[20:25], rows
     ours = encoding.bias(tensor(*queries), tensor(*keys)).detach()
     each = encoding.bias(tensor(*queries).expand(2, -1, -1), tensor(*keys)).detach()
     assert torch.equal(each, ours.expand(2, -1, -1, -1))
     for h, (i, a), (j, b) in itertools.product(range(3), enumerate(queries), enumerate(keys)):
-        row = min(walked(a, b), 3) if by == "path" else max(-3, min(len(a) - len(b), 3)) + 3
+        row = min(tree_distance(a, b), 3) if by == "path" else max(-3, min(len(a) - len(b), 3)) + 3
         assert ours[h, i, j] == encoding.weight[row, h]
 
 
@@ -418,7 +426,7 @@ def test_without_a_cap_each_distance_has_its_value() -> None:
         (torch.tensor([[1, 0, 2, 0, 0]]), "only 0 after the end of a path"),
     ],
 )
-def test_what_is_no_path_is_refused(positions: Tensor, allowed: str) -> None:
+def test_invalid_paths_are_refused(positions: Tensor, allowed: str) -> None:
     encoding = build_tree("syntactic-bias", max_depth=DEPTH)
     with pytest.raises(InputError, match=f"^positions must (be|have) {allowed}"):
         encoding.bias(positions, positions)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.encodings.samples import SIZES, agree, draw
+from tests.encodings.samples import SIZES, assert_close, random_tensor
 from tests.encodings.samples import build as samples_build
 from torch import Tensor, nn
 from transformers import DebertaConfig, DebertaV2Config, VitsConfig, Wav2Vec2BertConfig, XLNetConfig
@@ -48,11 +48,11 @@ def logits(encoding: PositionalEncoding, q: Tensor, k: Tensor, queries: Tensor, 
 
 def by_loops(added: Any, q: Tensor, k: Tensor, queries: list[int], keys: list[int]) -> Tensor:
     """Scaled logits whose position part is added(head, q_i, k_j, i, j), pair by pair."""
-    made = torch.zeros(*q.shape[:-1], k.shape[-2], dtype=torch.float64)
+    result = torch.zeros(*q.shape[:-1], k.shape[-2], dtype=torch.float64)
     for b in range(q.shape[0]):
         for h, (n, i), (m, j) in itertools.product(range(q.shape[1]), enumerate(queries), enumerate(keys)):
-            made[b, h, n, m] = SCALE * (float(q[b, h, n] @ k[b, h, m]) + added(h, q[b, h, n], k[b, h, m], i, j))
-    return made
+            result[b, h, n, m] = SCALE * (float(q[b, h, n] @ k[b, h, m]) + added(h, q[b, h, n], k[b, h, m], i, j))
+    return result
 
 
 # ---- Shaw -----------------------------------------------------------------------------------------------------------
@@ -68,22 +68,22 @@ def test_shaw_adds_the_vector_of_the_clipped_offset(shared_heads: bool, k: int) 
         return float(query @ encoding.keys[0 if shared_heads else h, max(-k, min(k, j - i)) + k])
 
     ours = logits(encoding, q, keys, torch.tensor(QUERIES), torch.tensor(KEYS))
-    agree(ours, by_loops(added, q, keys, QUERIES, KEYS), 1e-10)
+    assert_close(ours, by_loops(added, q, keys, QUERIES, KEYS), 1e-10)
 
 
 @pytest.mark.parametrize("shared_heads", [True, False])
 def test_shaw_adds_vectors_to_the_values_too(shared_heads: bool) -> None:
     encoding = build("shaw", max_distance=3, shared_heads=shared_heads)
     q, k, v = heads(4, 7, 7)
-    place = {"encoding": encoding, "q_positions": torch.tensor(QUERIES), "k_positions": torch.tensor(KEYS)}
-    weights = attention_weights(q, k, scale=SCALE, causal=False, **place)
-    wanted = weights @ v
+    options = {"encoding": encoding, "q_positions": torch.tensor(QUERIES), "k_positions": torch.tensor(KEYS)}
+    weights = attention_weights(q, k, scale=SCALE, causal=False, **options)
+    expected = weights @ v
     for b, h, (n, i), (m, j) in itertools.product(range(B), range(H), enumerate(QUERIES), enumerate(KEYS)):
         row = encoding.values[0 if shared_heads else h, max(-3, min(3, j - i)) + 3]
-        wanted[b, h, n] += weights[b, h, n, m] * row
-    agree(attend(q, k, v, scale=SCALE, causal=False, **place), wanted, 1e-10)
+        expected[b, h, n] += weights[b, h, n, m] * row
+    assert_close(attend(q, k, v, scale=SCALE, causal=False, **options), expected, 1e-10)
     without = build("shaw", max_distance=3, shared_heads=shared_heads, on_values=False)
-    assert without.add_values(weights, place["q_positions"], place["k_positions"]) is None
+    assert without.add_values(weights, options["q_positions"], options["k_positions"]) is None
     assert len(list(without.parameters())) == 1
 
 
@@ -92,10 +92,10 @@ def test_shaw_sums_many_small_weights_exactly_in_bfloat16() -> None:
     encoding = build("shaw", max_distance=1).to(torch.bfloat16)
     weights = torch.full((1, H, 1, 4096), 1 / 4096, dtype=torch.bfloat16)
     added = encoding.add_values(weights, torch.tensor([10_000]), torch.arange(4096))
-    agree(added.double(), encoding.values[0, 0].double().expand(1, H, 1, -1), 1e-2)
+    assert_close(added.double(), encoding.values[0, 0].double().expand(1, H, 1, -1), 1e-2)
 
 
-def test_shaw_on_keys_is_wav2vec2_berts() -> None:
+def test_shaw_on_keys_matches_wav2vec2_bert() -> None:
     """There the vectors of offsets j - i are called relative keys, and are one table for all heads."""
     ours = build("shaw", max_distance=5, on_values=False)
     config = Wav2Vec2BertConfig(
@@ -112,10 +112,10 @@ def test_shaw_on_keys_is_wav2vec2_berts() -> None:
     p = torch.arange(20)
     _, bias = wav2vec2_bert._apply_relative_key_position_encoding(theirs, q, k)
     mine = attention_logits(q, k, encoding=ours, q_positions=p, k_positions=p, scale=theirs.scaling, causal=False)
-    agree(mine, q @ k.transpose(-2, -1) * theirs.scaling + bias, 1e-12)
+    assert_close(mine, q @ k.transpose(-2, -1) * theirs.scaling + bias, 1e-12)
 
 
-def test_shaw_on_keys_and_values_is_vits_within_its_window() -> None:
+def test_shaw_on_keys_and_values_matches_vits_within_its_window() -> None:
     """Beyond its window VITS adds nothing where Shaw's last vector goes on, so the sequence is no longer than it."""
     length = 5
     ours = build("shaw", max_distance=4)
@@ -131,13 +131,13 @@ def test_shaw_on_keys_and_values_is_vits_within_its_window() -> None:
         )
         p = torch.arange(length)
         z = attend(q, k, v, encoding=ours, q_positions=p, k_positions=p, scale=D**-0.5, causal=False)
-        agree(theirs.out_proj(z.transpose(1, 2).flatten(-2)), out, 1e-12)
+        assert_close(theirs.out_proj(z.transpose(1, 2).flatten(-2)), out, 1e-12)
 
 
 # ---- Transformer-XL -------------------------------------------------------------------------------------------------
 
 
-def xl_added(encoding: PositionalEncoding) -> Any:
+def xl_terms(encoding: PositionalEncoding) -> Any:
     def added(h: int, query: Tensor, key: Tensor, i: int, j: int) -> float:
         phases = torch.tensor([(i - j) / 10000 ** (2 * t / 24) for t in range(12)], dtype=torch.float64)
         r = encoding.weight[h] @ torch.cat((phases.sin(), phases.cos()))
@@ -146,17 +146,17 @@ def xl_added(encoding: PositionalEncoding) -> Any:
     return added
 
 
-def test_transformer_xl_is_its_four_terms() -> None:
+def test_transformer_xl_matches_its_four_terms() -> None:
     encoding = build("transformer-xl")
     q, k = heads(4, 7)
     ours = logits(encoding, q, k, torch.tensor(QUERIES), torch.tensor(KEYS))
-    agree(ours, by_loops(xl_added(encoding), q, k, QUERIES, KEYS), 1e-10)
+    assert_close(ours, by_loops(xl_terms(encoding), q, k, QUERIES, KEYS), 1e-10)
     rows = torch.tensor([QUERIES, [5, 1, 2, 1000]])
     both = logits(encoding, q, k, rows, torch.tensor(KEYS))
-    agree(both[1:], by_loops(xl_added(encoding), q[1:], k[1:], rows[1].tolist(), KEYS), 1e-10)
+    assert_close(both[1:], by_loops(xl_terms(encoding), q[1:], k[1:], rows[1].tolist(), KEYS), 1e-10)
 
 
-def test_transformer_xl_is_xlnets() -> None:
+def test_transformer_xl_matches_xlnet() -> None:
     length = 12
     ours = build("transformer-xl")
     config = XLNetConfig(vocab_size=5, d_model=24, n_head=H, n_layer=1, d_inner=8, dropout=0.0)
@@ -172,11 +172,11 @@ def test_transformer_xl_is_xlnets() -> None:
     _, weights = theirs.rel_attn_core(i_first, j_first, j_first, places, output_attentions=True)
     p = torch.arange(length)
     mine = attention_weights(q, k, encoding=ours, q_positions=p, k_positions=p, scale=D**-0.5, causal=False)
-    agree(mine, weights.permute(2, 3, 0, 1), 1e-6)
+    assert_close(mine, weights.permute(2, 3, 0, 1), 1e-6)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_transformer_xls_layers_share_u_and_v_alone(tied: bool) -> None:
+def test_transformer_xl_layers_share_only_u_and_v(tied: bool) -> None:
     encoding = encodings.build("transformer-xl", **SIZES, tied_biases=tied)
     second = encoding.for_layer(1)
     assert encoding.for_layer(0) is encoding
@@ -188,7 +188,7 @@ def test_transformer_xls_layers_share_u_and_v_alone(tied: bool) -> None:
 # ---- DeBERTa --------------------------------------------------------------------------------------------------------
 
 
-def bucket(offset: int, buckets: int, most: int) -> int:
+def reference_bucket(offset: int, buckets: int, most: int) -> int:
     middle = buckets // 2
     if abs(offset) <= middle:
         return offset
@@ -199,13 +199,13 @@ def bucket(offset: int, buckets: int, most: int) -> int:
 @pytest.mark.parametrize("terms", [["c2p", "p2c"], ["p2c"], ["c2p"]])
 @pytest.mark.parametrize(("k", "buckets"), [(5, None), (64, None), (40, 16)])
 @pytest.mark.parametrize("p2c_index", ["paper", "released"])
-def test_deberta_is_its_terms(terms: list[str], k: int, buckets: int | None, p2c_index: str) -> None:
+def test_deberta_matches_its_terms(terms: list[str], k: int, buckets: int | None, p2c_index: str) -> None:
     encoding = build("deberta", terms=terms, max_distance=k, position_buckets=buckets, p2c_index=p2c_index)
     span = k if buckets is None else buckets
     assert encoding.table.shape == (2 * span, 24)
 
     def row(offset: int) -> Tensor:
-        offset = offset if buckets is None else bucket(offset, buckets, k)
+        offset = offset if buckets is None else reference_bucket(offset, buckets, k)
         return encoding.table[min(max(offset + span, 0), 2 * span - 1)]
 
     def added(h: int, query: Tensor, key: Tensor, i: int, j: int) -> float:
@@ -218,20 +218,20 @@ def test_deberta_is_its_terms(terms: list[str], k: int, buckets: int | None, p2c
 
     q, keys = heads(4, 7)
     ours = logits(encoding, q, keys, torch.tensor(QUERIES), torch.tensor(KEYS))
-    agree(ours, by_loops(added, q, keys, QUERIES, KEYS), 1e-10)
+    assert_close(ours, by_loops(added, q, keys, QUERIES, KEYS), 1e-10)
 
 
 @pytest.mark.parametrize(("buckets", "most"), [(256, 512), (16, 40), (32, 512)])
-def test_debertas_buckets_are_deberta_v2s(buckets: int, most: int) -> None:
+def test_deberta_buckets_match_deberta_v2(buckets: int, most: int) -> None:
     offsets = torch.arange(-most - 50, most + 51)
     theirs = deberta_v2.make_log_bucket_position(offsets, buckets, most).long()
-    ours = build("deberta", max_distance=most, position_buckets=buckets, max_len=1024).index(offsets)
+    ours = build("deberta", max_distance=most, position_buckets=buckets, max_len=1024).table_rows(offsets)
     assert torch.equal(ours, (theirs + buckets).clamp(0, 2 * buckets - 1))
 
 
 @pytest.mark.parametrize(("k", "buckets"), [(10, -1), (40, 16)])
 @pytest.mark.parametrize("terms", [["c2p", "p2c"], ["c2p"], ["p2c"]])
-def test_deberta_is_deberta_v2s_disentangled_bias(terms: list[str], k: int, buckets: int) -> None:
+def test_deberta_matches_deberta_v2_disentangled_bias(terms: list[str], k: int, buckets: int) -> None:
     """Its scale is formed in float32: with such a head it is 1/6 or 1/4, exactly."""
     length, dim = 30, 12 if len(terms) == 2 else 8
     width = H * dim
@@ -259,10 +259,10 @@ def test_deberta_is_deberta_v2s_disentangled_bias(terms: list[str], k: int, buck
     scale = ((1 + len(terms)) * dim) ** -0.5
     p = torch.arange(length)
     mine = attention_logits(q, keys, encoding=ours, q_positions=p, k_positions=p, scale=scale, causal=False)
-    agree(mine - q @ keys.transpose(-2, -1) * scale, bias.unflatten(0, (B, H)), 1e-12)
+    assert_close(mine - q @ keys.transpose(-2, -1) * scale, bias.unflatten(0, (B, H)), 1e-12)
 
 
-def test_deberta_is_debertas_disentangled_bias() -> None:
+def test_deberta_matches_deberta_disentangled_bias() -> None:
     length, dim, width = 20, 12, 36
     ours = build("deberta", max_distance=64, p2c_index="released", head_dim=dim, d_model=width)
     config = DebertaConfig(
@@ -283,10 +283,10 @@ def test_deberta_is_debertas_disentangled_bias() -> None:
     relative = deberta.build_relative_position(q, k)
     bias = theirs.disentangled_att_bias(q * scale, k, relative, ours.table, 3)
     mine = attention_logits(q, k, encoding=ours, q_positions=p, k_positions=p, scale=scale, causal=False)
-    agree(mine - q @ k.transpose(-2, -1) * scale, bias, 1e-12)
+    assert_close(mine - q @ k.transpose(-2, -1) * scale, bias, 1e-12)
 
 
-def test_debertas_layers_share_its_table_alone() -> None:
+def test_deberta_layers_share_only_the_table() -> None:
     encoding = encodings.build("deberta", **SIZES)
     second = encoding.for_layer(1)
     assert encoding.table.shape == (128, 24)  # 512, but at most max_len
@@ -319,10 +319,10 @@ def logits_of(encoding: PositionalEncoding, q: Tensor, k: Tensor, **more: Any) -
 def maps(encoding: DAPEv2, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """S, and B or (where there is none) nothing."""
     p = torch.arange(N)
-    if encoding.turns:
+    if encoding.uses_rope:
         q, k = encodings.build("rope", pairing="half", **SIZES).rotate(q, k, p, p)
     scores = q @ k.transpose(-1, -2) * 0.3
-    if encoding.base is None or encoding.turns:
+    if encoding.base is None or encoding.uses_rope:
         return scores, scores[:, :0]
     return scores, encoding.base.bias(p, p).double().expand(B, -1, -1, -1)
 
@@ -335,9 +335,9 @@ def leaky(x: float) -> float:
 
 
 @every_dape
-def test_each_logit_is_the_network_on_its_row_with_nothing_beside_what_is_visible(name: str, options: dict) -> None:
+def test_dape_applies_its_network_to_visible_logits_only(name: str, options: dict) -> None:
     encoding = build_map(name, **options)
-    q, k = draw(2, B, H, N, D)
+    q, k = random_tensor(2, B, H, N, D)
     with torch.no_grad():
         ours = logits_of(encoding, q, k)
         scores, bias = maps(encoding, q, k)
@@ -357,17 +357,17 @@ def test_each_logit_is_the_network_on_its_row_with_nothing_beside_what_is_visibl
     for b, i, j in product(range(B), (0, 1, 5, N - 1), range(N)):
         if j > i:
             continue
-        wanted = scores[b, :, i, j] + (bias[b, :, i, j] if bias.numel() else 0) + outward.bias.detach()
+        expected = scores[b, :, i, j] + (bias[b, :, i, j] if bias.numel() else 0) + outward.bias.detach()
         for tap in range(size):
-            wanted = wanted + second[:, :, tap] @ hidden(b, i, j + tap - half)
-        assert float((ours[b, :, i, j] - wanted).abs().max()) < 1e-12
+            expected = expected + second[:, :, tap] @ hidden(b, i, j + tap - half)
+        assert float((ours[b, :, i, j] - expected).abs().max()) < 1e-12
 
 
 @every_dape
-def test_it_is_the_released_layers_but_for_the_ends_of_the_map(name: str, options: dict) -> None:
+def test_dape_matches_the_released_code_except_at_borders(name: str, options: dict) -> None:
     """The program: both maps cut to the lower triangle, and two padded convolutions over them, heads first."""
     encoding = build_map(name, **options)
-    q, k = draw(2, B, H, N, D)
+    q, k = random_tensor(2, B, H, N, D)
     size = encoding.inward.weight.shape[-1]
     width, half = encoding.inward.out_channels, size // 2
     theirs = nn.Sequential(
@@ -380,15 +380,15 @@ def test_it_is_the_released_layers_but_for_the_ends_of_the_map(name: str, option
             layer.weight.copy_(source.weight)
             layer.bias.copy_(source.bias)
         scores, bias = maps(encoding, q, k)
-        wanted = theirs(torch.cat((scores, bias), dim=1).tril()) + scores + (bias if bias.numel() else 0)
-        apart = (logits_of(encoding, q, k).masked_fill(~PAST, 0) - wanted.masked_fill(~PAST, 0)).abs()
+        expected = theirs(torch.cat((scores, bias), dim=1).tril()) + scores + (bias if bias.numel() else 0)
+        apart = (logits_of(encoding, q, k).masked_fill(~PAST, 0) - expected.masked_fill(~PAST, 0)).abs()
     assert float(apart[..., half : N - half].max()) < 1e-12
     assert bool((apart[..., :half] > 1e-3).any()) == (half > 0)
     assert bool((apart[..., N - half :] > 1e-3).any()) == (half > 0)
 
 
-def test_masks_may_differ_by_head() -> None:
-    encoding, (q, k) = build_map("dape-v2"), draw(2, B, H, N, D)
+def test_masks_can_differ_by_head() -> None:
+    encoding, (q, k) = build_map("dape-v2"), random_tensor(2, B, H, N, D)
     window = PAST & ~torch.ones(N, N, dtype=torch.bool).tril(-3)
     mask = torch.stack((PAST, window, PAST)).unsqueeze(0)
     with torch.no_grad():
@@ -397,24 +397,24 @@ def test_masks_may_differ_by_head() -> None:
         shown = torch.cat([part.masked_fill(~mask, 0) for part in (scores, bias)], dim=1)
         grown = nn.functional.pad(shown, (2, 2))
         refined = encoding.outward(nn.functional.leaky_relu(encoding.inward(grown)))
-        wanted = (scores + bias + refined).masked_fill(~mask, float("-inf"))
+        expected = (scores + bias + refined).masked_fill(~mask, float("-inf"))
     assert torch.equal(ours.isinf(), ~mask.expand_as(ours))
-    assert float((ours - wanted)[mask.expand_as(ours)].abs().max()) < 1e-12
+    assert float((ours - expected)[mask.expand_as(ours)].abs().max()) < 1e-12
 
 
 # ---- URPE -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("base", ["t5", "relative-table", "none"])
-def test_weights_are_a_softmax_times_a_factor_of_the_offset(base: str) -> None:
+def test_urpe_weights_are_a_softmax_times_an_offset_factor(base: str) -> None:
     encoding = build_map("urpe", base=base)
-    q, k, v = draw(3, B, H, N, D)
+    q, k, v = random_tensor(3, B, H, N, D)
     p = torch.tensor([0, 1, 2, 5, 9, 30, 63, 64, 200])  # offsets of 63 and more share a factor
     more: dict[str, Any] = {"encoding": encoding, "q_positions": p, "k_positions": p, "scale": 0.3}
     with torch.no_grad():
         weights = attention_weights(q, k, **more)
         out = attend(q, k, v, **more)
-        wanted = torch.zeros_like(weights)
+        expected = torch.zeros_like(weights)
         for i in range(N):
             row = (q[:, :, i : i + 1] @ k[:, :, : i + 1].transpose(-1, -2)).squeeze(-2) * 0.3
             if encoding.base is not None:
@@ -422,23 +422,23 @@ def test_weights_are_a_softmax_times_a_factor_of_the_offset(base: str) -> None:
             row = row.exp() / row.exp().sum(-1, keepdim=True)
             for j in range(i + 1):
                 factor = encoding.factors.weight[min(int(p[i] - p[j]), 63) + 63]
-                wanted[:, :, i, j] = row[:, :, j] * factor
-    assert float((weights - wanted).abs().max()) < 1e-12
-    assert float((out - wanted @ v).abs().max()) < 1e-12
+                expected[:, :, i, j] = row[:, :, j] * factor
+    assert float((weights - expected).abs().max()) < 1e-12
+    assert float((out - expected @ v).abs().max()) < 1e-12
 
 
 # ---- stick-breaking -------------------------------------------------------------------------------------------------
 
 
-EVERY = [{"own": own, "remainder": remainder} for own in (False, True) for remainder in ("dropped", "own")]
-OPTIONS = pytest.mark.parametrize("options", EVERY, ids=lambda o: f"own-{o['own']}-{o['remainder']}")
+ALL_OPTIONS = [{"own": own, "remainder": remainder} for own in (False, True) for remainder in ("dropped", "own")]
+OPTIONS = pytest.mark.parametrize("options", ALL_OPTIONS, ids=lambda o: f"own-{o['own']}-{o['remainder']}")
 
 
 def weights_of(q: Tensor, k: Tensor, options: dict[str, Any], **more: Any) -> Tensor:
-    return attention_weights(q, k, **told(options, q.shape[2], k.shape[2]), **more)
+    return attention_weights(q, k, **attention_options(options, q.shape[2], k.shape[2]), **more)
 
 
-def told(options: dict[str, Any], queries: int, keys: int) -> dict[str, Any]:
+def attention_options(options: dict[str, Any], queries: int, keys: int) -> dict[str, Any]:
     encoding, places = encodings.build("stick-breaking", **SIZES, **options), torch.arange(keys)
     return {
         "encoding": encoding,
@@ -448,7 +448,7 @@ def told(options: dict[str, Any], queries: int, keys: int) -> dict[str, Any]:
     }
 
 
-def broken(q: Tensor, k: Tensor, options: dict[str, Any], visible: Tensor) -> Tensor:
+def reference_sticks(q: Tensor, k: Tensor, options: dict[str, Any], visible: Tensor) -> Tensor:
     """A stick of length 1 for each query: keys, from the nearest on, take their share of what is left of it."""
     weights = torch.zeros(*q.shape[:3], k.shape[2], dtype=torch.float64)
     for b, h, i in itertools.product(range(q.shape[0]), range(H), range(q.shape[2])):
@@ -464,45 +464,45 @@ def broken(q: Tensor, k: Tensor, options: dict[str, Any], visible: Tensor) -> Te
 
 
 @OPTIONS
-def test_weights_are_the_pieces_of_a_stick(options: dict[str, Any]) -> None:
-    q, k = draw(2, H, N, D) * 2, draw(2, H, N, D, seed=2) * 2
-    wanted = broken(q, k, options, torch.ones(2, N, N, dtype=torch.bool))
-    agree(weights_of(q, k, options), wanted, 1e-14)
-    agree(weights_of(q, k, options, causal=False), wanted, 1e-14)
+def test_stick_breaking_weights_match_the_reference(options: dict[str, Any]) -> None:
+    q, k = random_tensor(2, H, N, D) * 2, random_tensor(2, H, N, D, seed=2) * 2
+    expected = reference_sticks(q, k, options, torch.ones(2, N, N, dtype=torch.bool))
+    assert_close(weights_of(q, k, options), expected, 1e-14)
+    assert_close(weights_of(q, k, options, causal=False), expected, 1e-14)
     if options["remainder"] == "own":
-        agree(wanted.sum(-1), torch.ones(2, H, N).double(), 1e-14)
+        assert_close(expected.sum(-1), torch.ones(2, H, N).double(), 1e-14)
     elif not options["own"]:
-        assert not wanted[:, :, 0].any()
+        assert not expected[:, :, 0].any()
 
 
 @OPTIONS
 @given(data=st.data())
-def test_hidden_keys_take_nothing_of_the_stick(options: dict[str, Any], data: st.DataObject) -> None:
+def test_masked_keys_take_none_of_the_stick(options: dict[str, Any], data: st.DataObject) -> None:
     bits = st.lists(st.booleans(), min_size=2 * 25, max_size=2 * 25)
     mask = torch.tensor(data.draw(bits)).view(2, 1, 5, 5)
-    q, k, v = (draw(2, H, 5, D, seed=seed) for seed in range(3))
-    wanted = broken(q, k, options, mask[:, 0])
-    agree(weights_of(q, k, options, mask=mask), wanted, 1e-13)
-    agree(attend(q, k, v, mask=mask, **told(options, 5, 5)), wanted @ v, 1e-12)
+    q, k, v = (random_tensor(2, H, 5, D, seed=seed) for seed in range(3))
+    expected = reference_sticks(q, k, options, mask[:, 0])
+    assert_close(weights_of(q, k, options, mask=mask), expected, 1e-13)
+    assert_close(attend(q, k, v, mask=mask, **attention_options(options, 5, 5)), expected @ v, 1e-12)
 
 
 @OPTIONS
-def test_logits_far_out_lose_no_weight(options: dict[str, Any]) -> None:
+def test_extreme_logits_lose_no_weight(options: dict[str, Any]) -> None:
     """Logits of some hundreds: sigmoids round to 0 and 1, and weights and gradients stay what they are."""
-    q = (draw(1, H, N, D) * 20).requires_grad_()
-    k = (draw(1, H, N, D, seed=2) * 10).requires_grad_()
+    q = (random_tensor(1, H, N, D) * 20).requires_grad_()
+    k = (random_tensor(1, H, N, D, seed=2) * 10).requires_grad_()
     weights = weights_of(q, k, options)
-    wanted = broken(q.detach(), k.detach(), options, torch.ones(1, N, N, dtype=torch.bool))
-    agree(weights.detach(), wanted, 1e-12)
-    (weights * draw(1, H, N, N, seed=5)).sum().backward()
+    expected = reference_sticks(q.detach(), k.detach(), options, torch.ones(1, N, N, dtype=torch.bool))
+    assert_close(weights.detach(), expected, 1e-12)
+    (weights * random_tensor(1, H, N, N, seed=5)).sum().backward()
     assert all(x.grad is not None and bool(x.grad.isfinite().all()) for x in (q, k))
 
 
 @OPTIONS
-def test_gradients_are_those_of_the_pieces(options: dict[str, Any]) -> None:
+def test_stick_breaking_gradients_match_the_reference(options: dict[str, Any]) -> None:
     q, k = (
-        draw(1, H, 4, D).requires_grad_(),
-        draw(1, H, 4, D, seed=2).requires_grad_(),
+        random_tensor(1, H, 4, D).requires_grad_(),
+        random_tensor(1, H, 4, D, seed=2).requires_grad_(),
     )
     mask = torch.ones(4, 4, dtype=torch.bool)
     mask[2, 1] = mask[3, 3] = False

@@ -15,14 +15,14 @@ import torch
 from rotary_embedding_torch import RotaryEmbedding
 from tests.encodings.samples import (
     SIZES,
-    agree,
+    assert_close,
     build,
-    draw,
     pair_by_pair,
     pairs_of,
+    random_tensor,
     rope,
+    rotated_logits,
     softplus,
-    turned_logits,
     vectors,
 )
 from torch import Tensor
@@ -32,7 +32,7 @@ from x_transformers import x_transformers
 
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding, attend, attention_logits
-from toeplens.ground import InputError
+from toeplens.utils import InputError
 
 # ---- learned frequencies, learned maps, steps that tokens set -------------------------------------------------------
 
@@ -42,25 +42,25 @@ PAIRINGS = pytest.mark.parametrize("pairing", ["interleaved", "half"])
 
 
 def inputs(dtype: torch.dtype = torch.float64, length: int = N) -> tuple[Tensor, Tensor, Tensor]:
-    return *vectors(length, dtype=dtype), draw(2, length, 24, seed=3, dtype=dtype)
+    return *vectors(length, dtype=dtype), random_tensor(2, length, 24, seed=3, dtype=dtype)
 
 
 def logits(encoding: PositionalEncoding, q: Tensor, k: Tensor, x: Tensor, places: Tensor = PLACES) -> Tensor:
-    notes = encoding.note(x)
+    notes = encoding.key_features(x)
     every = attention_logits(
-        q, k, encoding=encoding, q_positions=places, k_positions=places, scale=1.0, notes=notes, causal=False
+        q, k, encoding=encoding, q_positions=places, k_positions=places, scale=1.0, key_features=notes, causal=False
     )
     return every.detach()
 
 
-def by_hand(q: Tensor, k: Tensor, angle: Any, pairing: str) -> Tensor:
+def reference_logits(q: Tensor, k: Tensor, angle: Any, pairing: str) -> Tensor:
     """Re sum_t q_t conj(k_t) e^(i angle(b, h, row, column, t))."""
     return pair_by_pair(q, k, lambda *at: cmath.exp(1j * angle(*at)), pairing).real
 
 
 @PAIRINGS
 @pytest.mark.parametrize("per_head", [False, True])
-def test_learned_frequencies_turn_by_themselves(per_head: bool, pairing: str) -> None:
+def test_learned_frequencies_are_used_for_rotation(per_head: bool, pairing: str) -> None:
     encoding = build("rope-learned", std=0.5, per_head=per_head, pairing=pairing)
     offsets, places = encoding.offset.tolist(), PLACES.tolist()
 
@@ -68,10 +68,10 @@ def test_learned_frequencies_turn_by_themselves(per_head: bool, pairing: str) ->
         return (places[row] - places[column]) * (10000.0 ** (-2 * t / D) + offsets[h if per_head else 0][t])
 
     q, k, x = inputs()
-    assert float((logits(encoding, q, k, x) - by_hand(q, k, angle, pairing)).abs().max()) < 1e-10
+    assert float((logits(encoding, q, k, x) - reference_logits(q, k, angle, pairing)).abs().max()) < 1e-10
 
 
-def test_learned_frequencies_are_rotary_embedding_torchs_and_receive_its_gradient() -> None:
+def test_learned_frequencies_and_gradients_match_rotary_embedding_torch() -> None:
     ours, theirs = build("rope-learned", std=0.5).float(), RotaryEmbedding(D, learned_freq=True)
     with torch.no_grad():
         theirs.freqs.copy_((ours.frequencies + ours.offset)[0])
@@ -82,13 +82,13 @@ def test_learned_frequencies_are_rotary_embedding_torchs_and_receive_its_gradien
     assert float((turned_q - their_q).detach().abs().max()) < 5e-5
     weights = torch.randn(64, 64).tril()
     (gradient,) = torch.autograd.grad((turned_q @ turned_k.mT * weights).sum(), ours.offset)
-    (wanted,) = torch.autograd.grad((their_q @ their_k.mT * weights).sum(), theirs.freqs)
-    torch.testing.assert_close(gradient[0], wanted, rtol=1e-4, atol=1e-2)
+    (expected,) = torch.autograd.grad((their_q @ their_k.mT * weights).sum(), theirs.freqs)
+    torch.testing.assert_close(gradient[0], expected, rtol=1e-4, atol=1e-2)
 
 
 @PAIRINGS
 @pytest.mark.parametrize("name", ["rope-learned", "harope", "carope", "complexformer"])
-def test_it_starts_as_rope(name: str, pairing: str) -> None:
+def test_learned_frequencies_start_as_rope(name: str, pairing: str) -> None:
     q, k, x = inputs()
     places = torch.arange(N) + 3
     ours = logits(build(name, pairing=pairing), q, k, x, places)
@@ -97,7 +97,7 @@ def test_it_starts_as_rope(name: str, pairing: str) -> None:
 
 @PAIRINGS
 @pytest.mark.parametrize("kind", ["inverse", "shared"])
-def test_haropes_logits_are_the_formulas(kind: str, pairing: str) -> None:
+def test_harope_logits_match_the_formula(kind: str, pairing: str) -> None:
     encoding = build("harope", std=0.5, map=kind, pairing=pairing)
     encoding = encoding.double()
     q, k, x = inputs()
@@ -117,7 +117,7 @@ def test_haropes_logits_are_the_formulas(kind: str, pairing: str) -> None:
         return (places[row] - places[column]) * 10000.0 ** (-2 * t / D)
 
     ours = logits(encoding, q, k, x)
-    assert float((ours - by_hand(mapped_q, mapped_k, angle, pairing)).abs().max()) < 1e-10
+    assert float((ours - reference_logits(mapped_q, mapped_k, angle, pairing)).abs().max()) < 1e-10
     plain = (q * k).sum(-1)
     same = ours.diagonal(dim1=-2, dim2=-1)
     assert torch.allclose(same, plain, rtol=0, atol=1e-10) == (kind == "inverse")
@@ -125,7 +125,7 @@ def test_haropes_logits_are_the_formulas(kind: str, pairing: str) -> None:
 
 @PAIRINGS
 @pytest.mark.parametrize("start", ["rope", "printed"])
-def test_caropes_logits_are_the_formulas(start: str, pairing: str) -> None:
+def test_carope_logits_match_the_formula(start: str, pairing: str) -> None:
     encoding = build("carope", std=0.5, start=start, pairing=pairing).double()
     q, k, x = inputs()
     weight = encoding.weight.detach()
@@ -140,7 +140,7 @@ def test_caropes_logits_are_the_formulas(start: str, pairing: str) -> None:
         return total if row > column else -total
 
     ours = logits(encoding, q, k, x)
-    assert float((ours - by_hand(q, k, angle, pairing)).abs().max()) < 1e-10
+    assert float((ours - reference_logits(q, k, angle, pairing)).abs().max()) < 1e-10
 
 
 # ---- gains per frequency --------------------------------------------------------------------------------------------
@@ -155,10 +155,10 @@ def build_bands(name: str, **options: Any) -> PositionalEncoding:
 
 
 def logits_bands(encoding: PositionalEncoding, q: Tensor, k: Tensor) -> Tensor:
-    return turned_logits(encoding, q, k, PLACES_BANDS)
+    return rotated_logits(encoding, q, k, PLACES_BANDS)
 
 
-def by_hand_bands(q: Tensor, k: Tensor, gains: list[list[float]], off: str, pairing: str) -> Tensor:
+def reference_band_logits(q: Tensor, k: Tensor, gains: list[list[float]], off: str, pairing: str) -> Tensor:
     def factor(b: int, h: int, row: int, column: int, t: int) -> complex:
         g, turn = gains[h][t], rope(int(PLACES_BANDS[row] - PLACES_BANDS[column]), t)
         return g * turn if off == "pair" else 1 - g + g * turn
@@ -174,21 +174,21 @@ def by_hand_bands(q: Tensor, k: Tensor, gains: list[list[float]], off: str, pair
         ([3.0, 1.0, 0.0, 1.5], "pair"),  # over one
     ],
 )
-def test_logits_are_the_formulas(gains: list, off: str, pairing: str) -> None:
+def test_band_logits_match_the_formulas(gains: list, off: str, pairing: str) -> None:
     q, k = vectors()
     ours = logits_bands(build_bands("rope-bands", gains=gains, off=off, pairing=pairing), q, k)
-    wanted = by_hand_bands(q, k, gains if isinstance(gains[0], list) else [gains] * H, off, pairing)
-    assert float((ours - wanted).abs().max()) < 1e-10
+    expected = reference_band_logits(q, k, gains if isinstance(gains[0], list) else [gains] * H, off, pairing)
+    assert float((ours - expected).abs().max()) < 1e-10
 
 
-def test_frequencies_of_ones_own() -> None:
+def test_custom_frequencies() -> None:
     """One for all pairs turns the whole vector by one angle; a list is RoPE where it is RoPE's; bands still act."""
     q, k = vectors()
     one = logits_bands(build_bands("rope-bands", frequencies=0.7), q, k)
-    wanted = pair_by_pair(
+    expected = pair_by_pair(
         q, k, lambda b, h, row, column, t: cmath.exp(0.7j * int(PLACES_BANDS[row] - PLACES_BANDS[column]))
     )
-    agree(one, wanted.real, 1e-10)
+    assert_close(one, expected.real, 1e-10)
     given = build_bands("rope").frequencies[0].tolist()
     same = build_bands("rope-bands", frequencies=given).rotate(q, k, PLACES_BANDS, PLACES_BANDS)
     assert all(
@@ -204,12 +204,12 @@ def test_the_published_ramp_scales_the_keys_of_each_pair() -> None:
     q, k = vectors()
     scales = torch.tensor([high + (low - high) * (t / (PAIRS - 1)) ** beta for t in range(PAIRS)], dtype=torch.float64)
     ours = logits_bands(build_bands("rope-bands", ramp=[high, low, beta], off="pair"), q, k)
-    wanted = logits_bands(build_bands("rope"), q, k * scales.repeat_interleave(2))
-    assert float((ours - wanted).abs().max()) < 1e-12
+    expected = logits_bands(build_bands("rope"), q, k * scales.repeat_interleave(2))
+    assert float((ours - expected).abs().max()) < 1e-12
 
 
 @PAIRINGS
-def test_all_on_is_rope_bit_for_bit_and_all_off_is_nothing(pairing: str) -> None:
+def test_all_pairs_on_is_rope_and_all_off_is_nope(pairing: str) -> None:
     q, k = vectors()
     rope = build_bands("rope", pairing=pairing).rotate(q, k, PLACES_BANDS, PLACES_BANDS)
     for options in ({}, {"gains": [1] * PAIRS}, {"keep": [3, 0, 1, 2]}, {"off": "pair"}, {"ramp": [1, 1, 1]}):
@@ -222,7 +222,7 @@ def test_all_on_is_rope_bit_for_bit_and_all_off_is_nothing(pairing: str) -> None
 
 
 @pytest.mark.parametrize("p", [0.0, 0.25, 0.5, 0.75, 0.9, 1.0])
-def test_p_rope_is_the_proportional_rope_of_transformers(p: float) -> None:
+def test_p_rope_matches_proportional_rope_of_transformers(p: float) -> None:
     config = LlamaConfig(
         hidden_size=H * D,
         num_attention_heads=H,
@@ -238,10 +238,10 @@ def test_p_rope_is_the_proportional_rope_of_transformers(p: float) -> None:
 
 
 def logits_polar(encoding: PositionalEncoding, q: Tensor, k: Tensor, places: Tensor = PLACES) -> Tensor:
-    return turned_logits(encoding, q, k, places)
+    return rotated_logits(encoding, q, k, places)
 
 
-def test_popes_logits_are_the_formulas() -> None:
+def test_pope_logits_match_the_formula() -> None:
     encoding = build("pope")
     with torch.no_grad():
         encoding.delta.normal_(std=5.0, generator=torch.Generator().manual_seed(1))
@@ -261,7 +261,7 @@ def test_popes_logits_are_the_formulas() -> None:
 
 
 @pytest.mark.parametrize("uniform", [False, True])
-def test_pope_is_x_transformers(uniform: bool) -> None:
+def test_pope_matches_x_transformers(uniform: bool) -> None:
     places = torch.arange(128)
     q, k = vectors(128, dtype=torch.float32)
     ours, theirs = build("pope", init="uniform" if uniform else "zero"), x_transformers.PolarEmbedding(D, H)
@@ -277,7 +277,7 @@ def test_pope_is_x_transformers(uniform: bool) -> None:
 
 
 @pytest.mark.parametrize("pairing", ["interleaved", "half"])
-def test_complexformers_logits_are_the_formulas(pairing: str) -> None:
+def test_complexformer_logits_match_the_formula(pairing: str) -> None:
     encoding = build("complexformer", pairing=pairing)
     torch.manual_seed(2)
     with torch.no_grad():
@@ -297,7 +297,7 @@ def test_complexformers_logits_are_the_formulas(pairing: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [0.0, 1e-40, 1e-25, 1e-18])
-def test_complexformers_gradients_are_finite_where_a_query_is_nothing(size: float, dtype: torch.dtype) -> None:
+def test_complexformer_gradients_are_finite_for_zero_queries(size: float, dtype: torch.dtype) -> None:
     encoding = build("complexformer")
     q, k = vectors(dtype=dtype)
     q = (q * size).requires_grad_()
@@ -321,34 +321,36 @@ def build_fope(seed: int = 0, **options: Any) -> PositionalEncoding:
 
 @pytest.mark.parametrize("padding", ["identity", "ones"])
 @pytest.mark.parametrize("pairing", ["half", "interleaved"])
-def test_what_it_turns_by_is_the_formula(pairing: str, padding: str) -> None:
+def test_fope_rotation_matches_the_formula(pairing: str, padding: str) -> None:
     encoding = build_fope(pairing=pairing, padding=padding)
-    kept = [
+    frequencies = [
         10000.0 ** (-2 * t / D_FOPE) for t in range(D_FOPE // 2) if 10000.0 ** (-2 * t / D_FOPE) >= 2 * math.pi / 512
     ]
-    assert len(kept) == 4
-    x = draw(2, H, N, D_FOPE)
+    assert len(frequencies) == 4
+    x = random_tensor(2, H, N, D_FOPE)
     ours = encoding.rotate(x, x, PLACES_FOPE, PLACES_FOPE)[0]
     for h, (row, i), t in itertools.product(range(H), enumerate(PLACES_FOPE.tolist()), range(D_FOPE // 2)):
         cosine, sine = 1.0, 1.0 if padding == "ones" else 0.0
-        if t < min(len(kept), D_FOPE // 4):
-            cosine = sum(float(encoding.cosines[h, f, t]) * math.cos(i * kept[f]) for f in range(len(kept)))
-            sine = sum(float(encoding.sines[h, f, t]) * math.sin(i * kept[f]) for f in range(len(kept)))
+        if t < min(len(frequencies), D_FOPE // 4):
+            cosine = sum(
+                float(encoding.cosines[h, f, t]) * math.cos(i * frequencies[f]) for f in range(len(frequencies))
+            )
+            sine = sum(float(encoding.sines[h, f, t]) * math.sin(i * frequencies[f]) for f in range(len(frequencies)))
         a, b = (t, t + D_FOPE // 2) if pairing == "half" else (2 * t, 2 * t + 1)
         real, imaginary = float(x[1, h, row, a]), float(x[1, h, row, b])
         assert abs(float(ours[1, h, row, a]) - (real * cosine - imaginary * sine)) < 1e-10
         assert abs(float(ours[1, h, row, b]) - (imaginary * cosine + real * sine)) < 1e-10
 
 
-def test_without_noise_it_is_rope_on_the_frequencies_that_are_kept() -> None:
+def test_without_noise_fope_is_rope_on_the_kept_frequencies() -> None:
     encoding = build_fope(gain=0.0)
-    x = draw(2, H, N, D_FOPE)
+    x = random_tensor(2, H, N, D_FOPE)
     ours = encoding.rotate(x, x, PLACES_FOPE, PLACES_FOPE)[0]
     bands = encodings.build("rope-bands", keep=[0, 1, 2, 3], pairing="half", **SIZES_FOPE)
     torch.testing.assert_close(ours, bands.rotate(x, x, PLACES_FOPE, PLACES_FOPE)[0], rtol=1e-12, atol=1e-12)
 
 
-def test_with_more_frequencies_than_series_they_start_evenly_apart() -> None:
+def test_fope_with_more_frequencies_than_series_starts_evenly_spaced() -> None:
     encoding = build_fope(gain=0.0, base=100.0)
     assert len(encoding.frequencies) == 8
     for matrix in (encoding.cosines, encoding.sines):
@@ -368,7 +370,7 @@ def build_rolled(name: str, head_dim: int = 8, **options: Any) -> PositionalEnco
 
 @pytest.mark.parametrize("head_dim", [3, 4, 7, 8, 64])
 @pytest.mark.parametrize("speed", [1.0, 2.0, 3.0])
-def test_a_whole_speed_is_torch_roll(speed: float, head_dim: int) -> None:
+def test_an_integer_speed_matches_torch_roll(speed: float, head_dim: int) -> None:
     q, k = vectors(N, H_ROLLED, head_dim)
     ours = build_rolled("rollpe", head_dim, speed=speed).rotate(q, k, PLACES_ROLLED, PLACES_ROLLED)
     for (a, x), (n, i) in itertools.product(zip(ours, (q, k), strict=True), enumerate(PLACES_ROLLED.tolist())):
@@ -386,18 +388,18 @@ def test_a_fraction_is_a_phase_in_the_fourier_transform(speed: float, head_dim: 
         phases = np.exp(-2j * np.pi * component * speed * i / head_dim)
         if head_dim % 2 == 0:
             phases[-1] = (-1) ** (i * round(speed) % 2)
-        wanted = np.fft.irfft(spectrum * phases, n=head_dim, axis=-1)
-        assert float((ours[:, :, n] - torch.from_numpy(wanted)).abs().max()) < 1e-8
+        expected = np.fft.irfft(spectrum * phases, n=head_dim, axis=-1)
+        assert float((ours[:, :, n] - torch.from_numpy(expected)).abs().max()) < 1e-8
 
 
 @pytest.mark.parametrize("pairing", ["interleaved", "half"])
-def test_headings_turn_every_pair_alike(pairing: str) -> None:
+def test_headings_rotate_every_pair_equally(pairing: str) -> None:
     q, k = vectors(N, H_ROLLED)
-    ours = turned_logits(build_rolled("drope", step=0.1, pairing=pairing), q, k, PLACES_ROLLED)
-    wanted = pair_by_pair(
+    ours = rotated_logits(build_rolled("drope", step=0.1, pairing=pairing), q, k, PLACES_ROLLED)
+    expected = pair_by_pair(
         q, k, lambda b, h, i, j, t: cmath.exp(0.1j * int(PLACES_ROLLED[i] - PLACES_ROLLED[j])), pairing
     )
-    agree(ours, wanted.real, 1e-9)
+    assert_close(ours, expected.real, 1e-9)
 
 
 # ---- xPos -----------------------------------------------------------------------------------------------------------
@@ -412,7 +414,7 @@ def build_xpos(**options: Any) -> PositionalEncoding:
 
 @pytest.mark.parametrize("pairing", ["interleaved", "half"])
 @pytest.mark.parametrize(("gamma", "scale_base"), [(0.4, 512.0), (1.0, 50.0)])
-def test_logits_are_the_formulas_xpos(gamma: float, scale_base: float, pairing: str) -> None:
+def test_xpos_logits_match_the_formula(gamma: float, scale_base: float, pairing: str) -> None:
     places = torch.tensor([0, 1, 7, 100, 2345])
     q, k = vectors(len(places), H_XPOS)
 
@@ -420,11 +422,11 @@ def test_logits_are_the_formulas_xpos(gamma: float, scale_base: float, pairing: 
         offset = int(places[row] - places[column])
         return ((2 * t / D + gamma) / (1 + gamma)) ** (offset / scale_base) * rope(offset, t)
 
-    ours = turned_logits(build_xpos(gamma=gamma, scale_base=scale_base, pairing=pairing), q, k, places)
-    agree(ours.tril(), pair_by_pair(q, k, factor, pairing).real.tril(), 1e-10)
+    ours = rotated_logits(build_xpos(gamma=gamma, scale_base=scale_base, pairing=pairing), q, k, places)
+    assert_close(ours.tril(), pair_by_pair(q, k, factor, pairing).real.tril(), 1e-10)
 
 
-def test_it_is_x_transformers() -> None:
+def test_xpos_matches_x_transformers() -> None:
     places = torch.arange(128)
     for dtype, tolerance in ((torch.float32, 2e-5), (torch.float64, 1e-12)):
         theirs = x_transformers.RotaryEmbedding(D, use_xpos=True)
@@ -435,17 +437,17 @@ def test_it_is_x_transformers() -> None:
         q, k = vectors(128, H_XPOS, dtype=dtype)
         their_q = x_transformers.apply_rotary_pos_emb(q, freqs, scale)
         their_k = x_transformers.apply_rotary_pos_emb(k, freqs, scale**-1)
-        difference = (turned_logits(ours, q, k, places) - their_q @ their_k.mT).tril().abs().max()
+        difference = (rotated_logits(ours, q, k, places) - their_q @ their_k.mT).tril().abs().max()
         assert float(difference) <= tolerance
 
 
 @pytest.mark.parametrize("length", [128, 127])
-def test_it_is_rotary_embedding_torchs(length: int) -> None:
+def test_xpos_matches_rotary_embedding_torch(length: int) -> None:
     places = torch.arange(length)
     for dtype, tolerance in ((torch.float32, 2e-5), (torch.float64, 2e-6)):
         q, k = vectors(length, H_XPOS, dtype=dtype)
         their_q, their_k = RotaryEmbedding(D, use_xpos=True).to(dtype).rotate_queries_and_keys(q, k)
-        difference = (turned_logits(build_xpos(), q, k, places) - their_q @ their_k.mT).tril().abs().max()
+        difference = (rotated_logits(build_xpos(), q, k, places) - their_q @ their_k.mT).tril().abs().max()
         assert float(difference) <= tolerance  # its tables are made in float32 in both
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.builders import COUNTING, refusal, tiny
+from tests.builders import COUNTING, refusal_message, tiny
 
 from toeplens.engine import extrapolate
 from toeplens.tasks import trivial_baselines
 from toeplens.training import Run, train
 
 
-def trained(out: Path, encoding: str = "rope", **fields: Any) -> Run:
+def train_run(out: Path, encoding: str = "rope", **fields: Any) -> Run:
     task = {"length": 8, "vocab_size": 12, "max_distance": 4}
     sizes = {"task_options": task, "train_examples": 48, "test_examples": 30, "epochs": 1}
     return train(tiny(encoding, **sizes | fields), out)
@@ -22,15 +22,15 @@ def trained(out: Path, encoding: str = "rope", **fields: Any) -> Run:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return trained(tmp_path_factory.mktemp("run"))
+    return train_run(tmp_path_factory.mktemp("run"))
 
 
-def test_each_length_is_the_same_task_longer(run: Run) -> None:
-    found = extrapolate(run, examples=40)
-    assert [row.length for row in found.rows] == [8, 10, 12, 16, 32]
-    assert found.trained_length == 8
+def test_accuracy_at_each_length_matches_the_model_run_by_hand(run: Run) -> None:
+    actual = extrapolate(run, examples=40)
+    assert [row.length for row in actual.rows] == [8, 10, 12, 16, 32]
+    assert actual.trained_length == 8
     task, model = run.spec.build_task(), run.model().eval()
-    for row in found.rows:
+    for row in actual.rows:
         test = (task if row.length == 8 else task.at_length(row.length)).dataset("test", 40, run.spec.data_seed)
         assert test.tokens.shape == (40, row.length)
         with torch.no_grad():
@@ -46,25 +46,25 @@ def test_each_length_is_the_same_task_longer(run: Run) -> None:
         assert row.chance == 0.25
         assert row.factor == row.length / 8
         assert row.baselines == trivial_baselines(task.dataset("train", 48, run.spec.data_seed), test)
-    assert found.to_dict()["rows"][1]["length"] == 10
+    assert actual.to_dict()["rows"][1]["length"] == 10
 
 
-def test_a_table_of_positions_says_why_not(tmp_path: Path) -> None:
-    near, far = extrapolate(trained(tmp_path, "learned"), [8, 9], examples=20).rows
+def test_a_position_table_gives_the_reason(tmp_path: Path) -> None:
+    near, far = extrapolate(train_run(tmp_path, "learned"), [8, 9], examples=20).rows
     assert near.examples == 20
     assert far.accuracy is None
-    assert "max_len must be at least the number of tokens, 9" in far.why
+    assert "max_len must be at least the number of tokens, 9" in far.reason
 
 
-def test_a_length_that_the_task_cannot_have_says_why_not(run: Run) -> None:
+def test_an_impossible_task_length_gives_the_reason(run: Run) -> None:
     (short,) = extrapolate(run, [4], examples=20).rows
     assert short.examples == 0
-    assert "length: trigger-distance cannot be built with length 4" in short.why
-    assert refusal(lambda: extrapolate(run, [])).startswith("lengths must have at least one entry")
+    assert "length: trigger-distance cannot be built with length 4" in short.reason
+    assert refusal_message(lambda: extrapolate(run, [])).startswith("lengths must have at least one entry")
 
 
-def test_ignored_labels_count_nowhere(tmp_path: Path) -> None:
-    run = trained(tmp_path, **COUNTING)
+def test_ignored_labels_do_not_count(tmp_path: Path) -> None:
+    run = train_run(tmp_path, **COUNTING)
     for row in extrapolate(run, [8, 12], examples=60).rows:
         task = run.spec.build_task().at_length(row.length)
         labels = task.dataset("test", 60, run.spec.data_seed).labels
@@ -72,9 +72,9 @@ def test_ignored_labels_count_nowhere(tmp_path: Path) -> None:
         assert row.chance == row.length_chance == pytest.approx(1 / 8)
 
 
-def test_what_the_length_tells_is_said_of_the_longer_texts(tmp_path: Path) -> None:
+def test_length_only_chance_is_that_of_the_longer_sequences(tmp_path: Path) -> None:
     released = {"form": "released", "length": 14, "vocab_size": 12, "max_between": 4, "max_side": 3}
-    run = trained(tmp_path, task_options=released, model={"max_len": 14})
+    run = train_run(tmp_path, task_options=released, model={"max_len": 14})
     task = run.spec.build_task()
     near, far = extrapolate(run, [14, 28], examples=20).rows
     assert near.length_chance == task.length_chance()

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 from tests import builders
-from tests.builders import COUNTING, refusal
+from tests.builders import COUNTING, refusal_message
 
+from toeplens.backends import DecoderGradients, DecoderSource
 from toeplens.engine import (
     MEASURES,
-    Asked,
+    ExampleRequest,
     ablate_run,
     examples_of,
     extrapolate,
@@ -25,13 +26,12 @@ from toeplens.engine import (
     read_ablation,
     read_measures,
 )
-from toeplens.ground import InputError, plain
-from toeplens.ground.files import finite
 from toeplens.lens import AttentionTrace, ablate_heads, behaviour, frequency_use, head_sets, seed_strength
-from toeplens.lens.kit.terms import written_out_profile
+from toeplens.lens.kit.terms import dense_profile
 from toeplens.model import Decoder
-from toeplens.sources import DecoderGradients, DecoderSource
 from toeplens.training import Batches, Run, RunSpec, initial_model, train
+from toeplens.utils import InputError, to_json_types
+from toeplens.utils.files import nan_to_none
 
 CPU = torch.device("cpu")
 TEST, TRAIN = 30, 48
@@ -48,20 +48,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture
-def own(run: Run, tmp_path: Path) -> Run:
+def own_run(run: Run, tmp_path: Path) -> Run:
     """A trained run of one's own."""
     shutil.copytree(run.directory, tmp_path / run.spec.name, ignore=shutil.ignore_patterns("*-*.json"))
     return Run.open(tmp_path / run.spec.name)
 
 
-def measured(run: Run, name: str, examples: int = TEST, **choices: Any) -> Any:
+def run_measure(run: Run, name: str, examples: int = TEST, **choices: Any) -> Any:
     """The measure, from the record that it wrote."""
     measure_run(run, name, examples=examples, **choices)
     return measure_run(run, name, examples=examples, **choices)
 
 
 def as_recorded(content: Any) -> Any:
-    return plain(finite(content))
+    return to_json_types(nan_to_none(content))
 
 
 def batches(run: Run, split: Any = "test", examples: int = TEST) -> list[Any]:
@@ -84,74 +84,79 @@ CALLS: dict[str, Callable[[Run], Any]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_measure_is_what_the_lens_gives_by_hand(own: Run, name: str):
+def test_a_measure_matches_the_lens_called_by_hand(own_run: Run, name: str):
     """Of what heads follow, by the queries that the model uses."""
-    assert measured(own, name) == as_recorded(CALLS[name](own).to_dict())
+    assert run_measure(own_run, name) == as_recorded(CALLS[name](own_run).to_dict())
 
 
-def test_toeplitz_has_the_share_and_the_variance_explained(own: Run):
-    profiles = [written_out_profile(layer) for layer in trace(own)]
-    found = measured(own, "toeplitz")
+def test_toeplitz_has_the_share_and_the_variance_explained(own_run: Run):
+    profiles = [dense_profile(layer) for layer in trace(own_run)]
+    actual = run_measure(own_run, "toeplitz")
     for name in ("share", "variance_explained"):
-        assert found[name] == as_recorded([getattr(profile, name).tolist() for profile in profiles])
+        assert actual[name] == as_recorded([getattr(profile, name).tolist() for profile in profiles])
 
 
-def test_a_label_that_training_ignores_counts_in_no_measure(own: Run):
-    labels = examples_of(own.spec, TEST).labels
+def test_ignored_labels_count_in_no_measure(own_run: Run):
+    labels = examples_of(own_run.spec, TEST).labels
     counted = int((labels != 0).sum())
     assert 0 < counted < TEST
-    assert [measured(own, name)["examples"] for name in ("position", "sets", "bands")] == [counted] * 3
-    seen = own.spec.build_task().dataset("train", TRAIN, own.spec.data_seed)
-    assert measured(own, "seed")["strength"]["examples"] == (seen.labels != 0).sum() < TRAIN
-    assert measured(own, "extrapolation")["rows"][0]["examples"] == counted
+    assert [run_measure(own_run, name)["examples"] for name in ("position", "sets", "bands")] == [counted] * 3
+    seen = own_run.spec.build_task().dataset("train", TRAIN, own_run.spec.data_seed)
+    assert run_measure(own_run, "seed")["strength"]["examples"] == (seen.labels != 0).sum() < TRAIN
+    assert run_measure(own_run, "extrapolation")["rows"][0]["examples"] == counted
 
 
-def test_the_seed_is_that_of_the_initial_model_on_the_training_set(own: Run):
+def test_initial_gradients_are_of_the_initial_model_on_training_examples(own_run: Run):
     with torch.random.fork_rng(devices=[]):
-        initial = initial_model(own.spec)
+        initial = initial_model(own_run.spec)
     pools = {
-        split: Batches.of(own.spec.build_task().dataset(split, count, own.spec.data_seed), CPU, own.spec.ignore_label)
+        split: Batches.of(
+            own_run.spec.build_task().dataset(split, count, own_run.spec.data_seed), CPU, own_run.spec.ignore_label
+        )
         for split, count in (("train", TRAIN), ("test", TEST))
     }
     by_hand = {
         (name, split): as_recorded(seed_strength(DecoderGradients(model), pool.split(1000), bootstrap=200).to_dict())
         for (name, model), (split, pool) in itertools.product(
-            (("initial", initial), ("trained", own.model())), pools.items()
+            (("initial", initial), ("trained", own_run.model())), pools.items()
         )
     }
-    found = measured(own, "seed", examples=7)["strength"]
-    assert found == by_hand["initial", "train"]
+    actual = run_measure(own_run, "seed", examples=7)["strength"]
+    assert actual == by_hand["initial", "train"]
     assert len({of["loss"] for of in by_hand.values()}) == 4
-    assert found["examples"] > 7  # whatever is asked
+    assert actual["examples"] > 7  # whatever is asked
 
 
-def test_the_beginning_is_that_of_the_initial_model_on_the_same_examples(own: Run):
+def test_initial_shares_are_of_the_initial_model_on_the_same_examples(own_run: Run):
     torch.manual_seed(7)
     expected = torch.rand(())
     torch.manual_seed(7)
-    found = measured(own, "beginning")
+    actual = run_measure(own_run, "beginning")
     assert torch.rand(()) == expected  # as if it had not been measured
-    begun = trace(own, model=initial_model(own.spec))
+    begun = trace(own_run, model=initial_model(own_run.spec))
     follows, use = behaviour(begun, counted="used"), frequency_use(begun, counted="used")
     parts = {"positional": follows.positional, "symbolic": follows.symbolic, "centre": use.centre().numpy()}
     parts = {name: part.tolist() for name, part in parts.items()}
-    assert {name: found[name] for name in parts} == as_recorded(parts)
-    assert found["positional"] != measured(own, "behaviour")["positional"]
+    assert {name: actual[name] for name in parts} == as_recorded(parts)
+    assert actual["positional"] != run_measure(own_run, "behaviour")["positional"]
 
 
 @pytest.mark.parametrize("name", ["behaviour", "position"])
-def test_a_measure_is_of_the_split_that_was_asked_for(own: Run, name: str):
-    both = measured(own, name, 20, split="train+test")
-    assert json.loads((own.directory / f"{name}.json").read_text())["asked"] == {"examples": 20, "split": "train+test"}
-    assert both != measured(own, name, 20)
+def test_a_measure_uses_the_requested_split(own_run: Run, name: str):
+    both = run_measure(own_run, name, 20, split="train+test")
+    assert json.loads((own_run.directory / f"{name}.json").read_text())["asked"] == {
+        "examples": 20,
+        "split": "train+test",
+    }
+    assert both != run_measure(own_run, name, 20)
     if name == "behaviour":
-        assert both == as_recorded(behaviour(trace(own, "train+test", 20), counted="used").to_dict())
+        assert both == as_recorded(behaviour(trace(own_run, "train+test", 20), counted="used").to_dict())
 
 
 # ---- what cannot be measured --------------------------------------------------------------------------------------
 
 
-def everything(run: Run, without: tuple[str, ...] = ()) -> list[Any]:
+def all_measures(run: Run, without: tuple[str, ...] = ()) -> list[Any]:
     """All that looks at a trained model, each as a call."""
     names = [name for name in MEASURES if name not in without]
     calls: list[Any] = [lambda name=name: measure_run(run, name, examples=TEST) for name in names]
@@ -165,34 +170,34 @@ def everything(run: Run, without: tuple[str, ...] = ()) -> list[Any]:
         ({"lr": 1e30}, None, "diverged, so it has no finite weights"),
     ],
 )
-def test_of_a_run_without_a_model_nothing_is_recorded(
+def test_a_run_without_a_model_records_no_measure(
     tmp_path: Path, changes: dict[str, Any], deadline: float | None, words: str
 ):
     run = train(tiny(**changes), tmp_path, deadline=deadline)
-    refused_without_a_record(run, everything(run), words)
+    assert_refused_without_a_record(run, all_measures(run), words)
 
 
-def refused_without_a_record(run: Run, calls: list[Any], words: str) -> None:
+def assert_refused_without_a_record(run: Run, calls: list[Any], words: str) -> None:
     before = {path.name for path in run.directory.iterdir()}
     for call in calls:
-        assert re.search(words, refusal(call))
+        assert re.search(words, refusal_message(call))
     assert {path.name for path in run.directory.iterdir()} - {".lock"} <= before
 
 
 @pytest.mark.parametrize("content", [None, b"half"])
-def test_without_weights_nothing_is_recorded(own: Run, content: bytes | None):
-    weights = own.directory / "model.safetensors"
+def test_without_weights_no_measure_is_recorded(own_run: Run, content: bytes | None):
+    weights = own_run.directory / "model.safetensors"
     weights.unlink()
     if content is not None:
         weights.write_bytes(content)
-    trained = everything(own, without=("seed", "contraction", "beginning"))
-    refused_without_a_record(own, trained, r"model.safetensors is (missing|damaged).*; delete .* and train")
+    trained = all_measures(own_run, without=("seed", "contraction", "beginning"))
+    assert_refused_without_a_record(own_run, trained, r"model.safetensors is (missing|damaged).*; delete .* and train")
 
 
-def test_an_encoding_without_such_a_measure_is_said_to_have_none(tmp_path: Path):
+def test_an_inapplicable_measure_records_the_reason(tmp_path: Path):
     run = train(tiny("alibi"), tmp_path)
     for _ in range(2):
-        why = measure_run(run, "bands", examples=TEST)["why"]
+        why = measure_run(run, "bands", examples=TEST)["reason"]
         assert why.startswith("encoding: no layer of this model rotates pairs")
 
 
@@ -221,20 +226,23 @@ def record(run: Run, name: str) -> Path:
         ("behaviour", ("positional", 0, 0), 99.0, "positional.0.0 must be .*, got 99.0"),
     ],
 )
-def test_figures_that_cannot_be_are_refused(own: Run, name: str, place: tuple[Any, ...], wrong: Any, words: str):
-    path = record(own, name)
+def test_impossible_values_are_refused(own_run: Run, name: str, place: tuple[Any, ...], wrong: Any, words: str):
+    path = record(own_run, name)
     content = inner = json.loads(path.read_text())
     for key in place[:-1]:
         inner = inner[key]
     inner[place[-1]] = wrong
     path.write_text(json.dumps(content))
     with pytest.raises(InputError, match=rf"^{path} is damaged: {words}"):
-        read_measures(own.directory, [name], Asked(TEST))
+        read_measures(own_run.directory, [name], ExampleRequest(TEST))
 
 
 @pytest.mark.parametrize("asked", [None, {"examples": "30", "split": "test"}, {"examples": 30, "split": "x"}])
-def test_a_record_says_what_examples_it_was_made_of(own: Run, asked: Any):
-    path = record(own, "ablation")
+def test_a_record_states_its_examples(own_run: Run, asked: Any):
+    path = record(own_run, "ablation")
     path.write_text(json.dumps({**json.loads(path.read_text()), "asked": asked}))
-    for use in (lambda: read_ablation(own.directory, Asked(TEST)), lambda: ablate_run(own, examples=TEST)):
-        assert refusal(use).startswith(f"{path} is damaged: asked")
+    for use in (
+        lambda: read_ablation(own_run.directory, ExampleRequest(TEST)),
+        lambda: ablate_run(own_run, examples=TEST),
+    ):
+        assert refusal_message(use).startswith(f"{path} is damaged: asked")

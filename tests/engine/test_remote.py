@@ -19,13 +19,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.builders import After, tiny, wait_until
-from tests.engine.test_many import outcome
+from tests.builders import StopAfter, tiny, wait_until
+from tests.engine.test_workers import results_of
 
 from toeplens.engine import ExecutionOptions, Job, pool, remote, run_job, run_jobs, working_copy
-from toeplens.engine.jobs import _level
+from toeplens.engine.jobs import _sync_job
 from toeplens.engine.remote import Remote
-from toeplens.ground import EnvironmentFailure, InputError
+from toeplens.utils import EnvironmentFailure, InputError
 
 
 @pytest.fixture
@@ -38,27 +38,27 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOEPLENS_CACHE", str(tmp_path / "cache"))
 
 
-def test_a_run_stopped_in_one_directory_goes_on_in_another_bit_for_bit(url: str, tmp_path: Path):
+def test_a_run_resumes_in_another_directory_bit_for_bit(url: str, tmp_path: Path):
     """Each directory is a machine's, which the others do not see."""
     job = Job(tiny(epochs=3), "one", 20)
     name, limits = job.spec.name, ExecutionOptions(checkpoint_seconds=0.0, publish=url)
     steps = [
-        run_job(job, tmp_path / place, replace(limits, should_stop=After(units))).step
+        run_job(job, tmp_path / place, replace(limits, should_stop=StopAfter(units))).step
         for place, units in (("a", 4), ("b", 5), ("c", 1))
     ]
     assert 0 < steps[0] < steps[1] <= steps[2] < job.spec.total_steps  # each went on from what was fetched
     assert run_job(job, tmp_path / "b", limits).status == "complete"
     assert run_job(job, tmp_path / "alone", ExecutionOptions()).status == "complete"
-    _level(job, tmp_path / "d", limits)
-    _level(job, tmp_path / "a", limits)  # whose checkpoint is older
+    _sync_job(job, tmp_path / "d", limits)
+    _sync_job(job, tmp_path / "a", limits)  # whose checkpoint is older
     for place in "abd":
-        assert outcome(tmp_path / place / name) == outcome(tmp_path / "alone" / name)
+        assert results_of(tmp_path / place / name) == results_of(tmp_path / "alone" / name)
         files = {path.name for path in (tmp_path / place / name).iterdir()} - {".lock"}
         assert files == {path.name for path in (tmp_path / "alone" / name).iterdir()} - {".lock"}
     assert Remote(url).files() == []
 
 
-def test_a_run_is_published_as_it_grows_and_only_when_it_has(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_is_published_only_when_it_has_changed(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     job, written, write = Job(tiny(), "one", 20), list[str](), Remote.write
 
     def noted(self: Remote, name: str, content: bytes) -> None:
@@ -78,29 +78,29 @@ def test_a_run_is_published_as_it_grows_and_only_when_it_has(url: str, tmp_path:
     assert len(written) == 1
 
 
-def test_what_cannot_be_published_in_the_end_is_an_error_and_published_the_next_time(
+def test_a_failed_publication_is_an_error_and_retried_next_time(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     job, limits = Job(tiny(), "one"), ExecutionOptions(checkpoint_seconds=0.0, publish=url)
-    run_job(job, tmp_path / "b", replace(limits, should_stop=After(3)))
+    run_job(job, tmp_path / "b", replace(limits, should_stop=StopAfter(3)))
     with monkeypatch.context() as patch:
         patch.setattr("fsspec.implementations.memory.MemoryFileSystem.pipe_file", None)
         with pytest.raises(EnvironmentFailure, match=rf"^[Cc]annot write {url}/runs/{job.spec.name}\.zip: "):
             run_job(job, tmp_path / "a", limits)
-    before = outcome(tmp_path / "a" / job.spec.name)
-    _level(job, tmp_path / "a", limits)  # what is there is not so far
-    _level(job, tmp_path / "b", limits)
-    assert before == outcome(tmp_path / "a" / job.spec.name) == outcome(tmp_path / "b" / job.spec.name)
+    before = results_of(tmp_path / "a" / job.spec.name)
+    _sync_job(job, tmp_path / "a", limits)  # what is there is not so far
+    _sync_job(job, tmp_path / "b", limits)
+    assert before == results_of(tmp_path / "a" / job.spec.name) == results_of(tmp_path / "b" / job.spec.name)
 
 
-def packed(name: str, content: bytes) -> bytes:
-    found = io.BytesIO()
-    with zipfile.ZipFile(found, "w") as archive:
+def make_archive(name: str, content: bytes) -> bytes:
+    result = io.BytesIO()
+    with zipfile.ZipFile(result, "w") as archive:
         archive.writestr(name, content)
-    return found.getvalue()
+    return result.getvalue()
 
 
-@pytest.mark.parametrize("content", [b"half", packed("progress.json", b"{")])
+@pytest.mark.parametrize("content", [b"half", make_archive("progress.json", b"{")])
 def test_a_damaged_archive_is_named(url: str, tmp_path: Path, content: bytes):
     Remote(url).write("runs/one.zip", content)
     with pytest.raises(
@@ -109,8 +109,8 @@ def test_a_damaged_archive_is_named(url: str, tmp_path: Path, content: bytes):
         Remote(url).fetch(tmp_path / "one")
 
 
-def test_no_file_leaves_its_directory(url: str, tmp_path: Path):
-    Remote(url).write("runs/one.zip", packed("../evil.json", b"{}"))
+def test_archives_cannot_write_outside_their_directory(url: str, tmp_path: Path):
+    Remote(url).write("runs/one.zip", make_archive("../evil.json", b"{}"))
     assert Remote(url).fetch(tmp_path / "one") == {}
     assert not (tmp_path / "evil.json").exists()
 
@@ -123,7 +123,7 @@ def test_no_file_leaves_its_directory(url: str, tmp_path: Path):
         ("adl://there/x", "out must be a URL of a file system that is installed, got 'adl://there/x': "),
     ],
 )
-def test_a_url_of_no_place_is_named(url: str, says: str):
+def test_an_invalid_url_is_named(url: str, says: str):
     with pytest.raises(InputError, match=f"^{re.escape(says)}"):
         Remote(url)
 
@@ -131,9 +131,7 @@ def test_a_url_of_no_place_is_named(url: str, says: str):
 # ---- the working copy ------------------------------------------------------------------------------------------------
 
 
-def test_files_are_fetched_and_published_and_runs_left_to_those_who_train_them(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_files_are_synced_and_runs_are_left_to_their_workers(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with working_copy(url) as directory:
         assert tmp_path / "cache" / "toeplens" / "outputs" in directory.parents
         (directory / "records").mkdir()
@@ -156,7 +154,7 @@ def test_files_are_fetched_and_published_and_runs_left_to_those_who_train_them(
     assert Remote(url).read("study.json") == b"new"
 
 
-def test_other_peoples_files_are_not_fetched(url: str):
+def test_unrelated_files_are_not_fetched(url: str):
     Remote(url).write("thesis.txt", b"mine")
     with (
         pytest.raises(InputError, match=f"^out: {url} contains files that do not belong to a study"),
@@ -166,8 +164,8 @@ def test_other_peoples_files_are_not_fetched(url: str):
     assert Remote(url).files() == ["thesis.txt"]
 
 
-def test_a_second_driver_is_refused_and_one_that_is_gone_is_not(url: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(remote, "_BEAT", 0.02)
+def test_a_second_driver_is_refused_unless_the_first_is_dead(url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(remote, "_HEARTBEAT", 0.02)
     with working_copy(url):
         Remote(url).write("driver.json", b"{}")
         time.sleep(0.3)  # it gives a sign of life
@@ -225,7 +223,7 @@ encodings: {nope: , alibi: , rope: }
 
 
 @pytest.mark.heavy
-def test_a_study_stopped_on_one_machine_goes_on_on_another_from_s3(bucket: str, tmp_path: Path):
+def test_an_interrupted_study_resumes_on_another_machine_from_s3(bucket: str, tmp_path: Path):
     """By the command line; each machine is a cache that the other does not see."""
     (tmp_path / "small.yaml").write_text(STUDY)
 
@@ -237,8 +235,8 @@ def test_a_study_stopped_on_one_machine_goes_on_on_another_from_s3(bucket: str, 
         )
 
     def published() -> list[str]:
-        found = Remote(bucket)._request("list", "runs", Remote(bucket)._fs.find)
-        return [Path(name).stem for name in found]
+        actual = Remote(bucket)._request("list", "runs", Remote(bucket)._fs.find)
+        return [Path(name).stem for name in actual]
 
     first = study("a", bucket)
     wait_until(lambda: bool(published()), first)
@@ -249,21 +247,21 @@ def test_a_study_stopped_on_one_machine_goes_on_on_another_from_s3(bucket: str, 
     alone = study("c", tmp_path / "alone")
     assert json.loads(alone.communicate()[0])["finished"] == 3
     (copy,) = (tmp_path / "b" / "toeplens" / "outputs").iterdir()
-    runs = {run.name: outcome(run) for run in (tmp_path / "alone" / "runs").iterdir()}
-    assert {run.name: outcome(run) for run in (copy / "runs").iterdir()} == runs
+    runs = {run.name: results_of(run) for run in (tmp_path / "alone" / "runs").iterdir()}
+    assert {run.name: results_of(run) for run in (copy / "runs").iterdir()} == runs
     assert sorted(published()) == sorted(runs)
     assert set(Remote(bucket).files()) == {"study.json", "results.json", "claims.json", "report.html"}
 
 
 @pytest.mark.heavy
-def test_workers_publish_to_s3_what_one_process_gives(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_workers_publish_the_results_of_one_process_to_s3(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pool, "plan_workers", lambda *given: (2, torch.get_num_threads()))
-    wanted = [Job(tiny(seed=seed), str(seed), 20) for seed in range(3)]
-    assert run_jobs(wanted, tmp_path / "here", ExecutionOptions(publish=bucket), workers=2) == ["complete"] * 3
-    for job in wanted:
+    expected = [Job(tiny(seed=seed), str(seed), 20) for seed in range(3)]
+    assert run_jobs(expected, tmp_path / "here", ExecutionOptions(publish=bucket), workers=2) == ["complete"] * 3
+    for job in expected:
         run_job(job, tmp_path / "alone", ExecutionOptions())
-        _level(job, tmp_path / "there", ExecutionOptions(publish=bucket))
-        assert outcome(tmp_path / "there" / job.spec.name) == outcome(tmp_path / "alone" / job.spec.name)
+        _sync_job(job, tmp_path / "there", ExecutionOptions(publish=bucket))
+        assert results_of(tmp_path / "there" / job.spec.name) == results_of(tmp_path / "alone" / job.spec.name)
 
 
 @pytest.mark.heavy

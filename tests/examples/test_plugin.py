@@ -17,14 +17,14 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "gaussian-window"
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def plugin_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a process that sees the installed package; nothing of ours is changed."""
-    place = tmp_path_factory.mktemp("site")
+    site = tmp_path_factory.mktemp("site")
     source = tmp_path_factory.mktemp("source") / "gaussian-window"
     subprocess.run(["cp", "-r", str(EXAMPLE), str(source)], check=True)  # a build writes beside its source
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    subprocess.run([*command, "--no-build-isolation", "--target", str(place), str(source)], check=True)
-    return {**os.environ, "PYTHONPATH": str(place), "COLUMNS": "200"}
+    subprocess.run([*command, "--no-build-isolation", "--target", str(site), str(source)], check=True)
+    return {**os.environ, "PYTHONPATH": str(site), "COLUMNS": "200"}
 
 
 def toeplens(environment: dict[str, str], *arguments: str) -> str:
@@ -35,10 +35,10 @@ def toeplens(environment: dict[str, str], *arguments: str) -> str:
     return run.stdout
 
 
-def test_it_is_known_and_conforms(installed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plugin_is_registered_and_conforms(plugin_env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process, which need not start: found by its entry point and checked, but for its compilation."""
-    monkeypatch.syspath_prepend(installed["PYTHONPATH"])
-    registry._found.cache_clear()
+    monkeypatch.syspath_prepend(plugin_env["PYTHONPATH"])
+    registry._load_encodings.cache_clear()
     try:
         assert encodings.get("gaussian-window").coupling == "bias"
         options = encodings.options("gaussian-window")
@@ -48,15 +48,15 @@ def test_it_is_known_and_conforms(installed: dict[str, str], monkeypatch: pytest
     finally:
         monkeypatch.undo()
         sys.modules.pop("gaussian_window")
-        registry._found.cache_clear()
+        registry._load_encodings.cache_clear()
 
 
 @pytest.mark.heavy
-def test_it_trains(installed: dict[str, str], tmp_path: Path) -> None:
+def test_the_plugin_trains(plugin_env: dict[str, str], tmp_path: Path) -> None:
     common = ["--scale", "smoke", "--out", str(tmp_path), "--json"]
     changes = ["epochs=1", "train_examples=64", "test_examples=32", "model.encoding_options.widest=8"]
     option = [part for change in changes for part in ("--set", change)]
-    result = json.loads(toeplens(installed, "train", "--encoding", "gaussian-window", *option, *common))
+    result = json.loads(toeplens(plugin_env, "train", "--encoding", "gaussian-window", *option, *common))
     assert result["status"] == "complete"
     spec = json.loads((Path(result["directory"]) / "spec.json").read_text())
     assert spec["model"]["encoding"] == "gaussian-window"
@@ -64,10 +64,10 @@ def test_it_trains(installed: dict[str, str], tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_its_own_tests_pass(installed: dict[str, str]) -> None:
+def test_the_plugins_own_tests_pass(plugin_env: dict[str, str]) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "-p", "no:cacheprovider", str(EXAMPLE / "tests")],
-        env=installed,
+        env=plugin_env,
         capture_output=True,
         text=True,
         check=False,

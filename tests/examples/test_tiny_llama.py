@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.builders import script
+from tests.builders import load_script
 
-tiny_llama = script(Path(__file__).parents[2] / "examples" / "tiny_llama.py")
+tiny_llama = load_script(Path(__file__).parents[2] / "examples" / "tiny_llama.py")
 
 
-def test_it_learns_to_count_and_goes_on() -> None:
+def test_the_model_learns_to_count_and_generates() -> None:
     assert tiny_llama.main("alibi", steps=40) == list(range(5, 16))
 
 
 @pytest.mark.parametrize("encoding", ["sinusoidal", "rope", "fox"])
-def test_the_cache_gives_the_tokens_of_full_passes(encoding: str) -> None:
+def test_generation_with_a_cache_matches_full_passes(encoding: str) -> None:
     torch.manual_seed(1)
     model = tiny_llama.TinyLlama(30, 24, 2, 3, encoding).double()
     tokens = torch.randint(30, (2, 4))

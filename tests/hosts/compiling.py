@@ -5,25 +5,25 @@ from __future__ import annotations
 import sys
 
 import torch
-from tests.hosts.families import installed
-from tests.sources.huggingface.models import INPUTS
+from tests.backends.hf.models import INPUTS
+from tests.hosts.families import model_with_encoding
 
 
 def main(name: str) -> None:
     """Without a break in the graph, with padding, the numbers and gradients of the model as it is."""
-    model = installed(name).train()
+    model = model_with_encoding(name).train()
     ids = INPUTS["input_ids"]
     mask = torch.ones_like(ids)
     mask[1, 9:] = 0
     inputs = {"input_ids": ids, "attention_mask": mask, "labels": ids, "use_cache": False}
     plain = model(**inputs)
     plain.loss.backward()
-    wanted = [parameter.grad.clone() for parameter in model.parameters()]
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
     compiled = torch.compile(model, fullgraph=True)(**inputs)
     compiled.loss.backward()
     torch.testing.assert_close(compiled.logits, plain.logits, rtol=0, atol=1e-4)
-    for parameter, gradient in zip(model.parameters(), wanted, strict=True):
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=1e-4)
 
 

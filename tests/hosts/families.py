@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tests.sources.huggingface.models import BLOOM, GPT, GROUPED, LATENT, SIZES, T5, tiny
+from tests.backends.hf.models import BLOOM, GPT, GROUPED, LATENT, SIZES, T5, tiny
 
 from toeplens import hosts
 
@@ -15,7 +15,9 @@ _BART = {"vocab_size": 31, "d_model": 32, "max_position_embeddings": 64} | {
     for side in ("encoder", "decoder")
     for name, size in {"layers": 2, "attention_heads": 4, "ffn_dim": 48}.items()
 }
-_PLAIN = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}  # YaRN's factor is part of its position
+WITHOUT_ROTATION = {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}
+}  # YaRN's factor is part of its position
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama": ("LlamaForCausalLM", GROUPED),
     "Qwen2": ("Qwen2ForCausalLM", GROUPED),
@@ -33,7 +35,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "BART": ("BartForConditionalGeneration", _BART),
     "ModernBERT": ("ModernBertForMaskedLM", SIZES),
     "ESM": ("EsmForMaskedLM", SIZES | {"position_embedding_type": "rotary"}),
-    "gpt-oss": ("GptOssForCausalLM", _NARROW | {"num_local_experts": 4} | _PLAIN),
+    "gpt-oss": ("GptOssForCausalLM", _NARROW | {"num_local_experts": 4} | WITHOUT_ROTATION),
     "DeepSeek-V3": ("DeepseekV3ForCausalLM", LATENT),
     "Phi-3": ("Phi3ForCausalLM", GROUPED),
     "OLMo 2": ("Olmo2ForCausalLM", GROUPED),
@@ -50,11 +52,11 @@ TABLES = {  # of positions, at the input
     "RobertaForMaskedLM": ["roberta.embeddings.position_embeddings"],
     "BartForConditionalGeneration": ["model.encoder.embed_positions", "model.decoder.embed_positions"],
 }
-ROTATING = ["Llama", "Qwen2", "Qwen3", "Mistral", "Gemma 2", "Gemma 3", "GPT-NeoX", "gpt-oss", "Phi-3", "OLMo 2"]
-ROTATING += ["Granite", "StableLM", "Starcoder 2", "GLM", "Cohere"]
+ROTARY = ["Llama", "Qwen2", "Qwen3", "Mistral", "Gemma 2", "Gemma 3", "GPT-NeoX", "gpt-oss", "Phi-3", "OLMo 2"]
+ROTARY += ["Granite", "StableLM", "Starcoder 2", "GLM", "Cohere"]
 
 
-def installed(name: str, family: str = "Llama", **options: Any) -> Any:
+def model_with_encoding(name: str, family: str = "Llama", **options: Any) -> Any:
     """A tiny model with an encoding whose parameters are drawn."""
     model = tiny(FAMILIES[family][0], **FAMILIES[family][1])
     host = hosts.install(model, name, **options)

@@ -7,27 +7,27 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hosts.families import FAMILIES, ROTATING, TABLES
-from tests.sources.huggingface.models import GPT, INPUTS, calls_in, padded_inputs, tiny
-from tests.sources.huggingface.test_frames import FRAMES, WIDTH, conformer, waves
+from tests.backends.hf.models import GPT, INPUTS, calls_in, padded_inputs, tiny
+from tests.backends.hf.test_frame_inputs import FRAMES, WIDTH, conformer, waves
+from tests.hosts.families import FAMILIES, ROTARY, TABLES
 from torch import Tensor
 
 from toeplens import hosts
-from toeplens.ground import InputError
-from toeplens.sources.huggingface import Change, installed, intervened
+from toeplens.backends.hf import Change, intervene, patches
+from toeplens.utils import InputError
 
 TOLERANCE = 2e-6  # of the largest logit, in float32
 
 
 def inputs_of(model: Any, kind: str = "whole") -> dict[str, Tensor]:
     """Two texts of 12 tokens, one of them with padding on a side; an encoder-decoder is given the decoder's too."""
-    given = {"whole": INPUTS, "right": padded_inputs()}.get(kind) or {
+    inputs = {"whole": INPUTS, "right": padded_inputs()}.get(kind) or {
         **INPUTS,
         "attention_mask": padded_inputs()["attention_mask"].flip(1),
     }
     if model.config.is_encoder_decoder:
-        given = given | {"decoder_input_ids": INPUTS["input_ids"][:, :7]}
-    return given
+        inputs = inputs | {"decoder_input_ids": INPUTS["input_ids"][:, :7]}
+    return inputs
 
 
 def logits(model: Any, inputs: dict[str, Tensor]) -> Tensor:
@@ -38,11 +38,11 @@ def logits(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     return out if mask is None or model.config.is_encoder_decoder else out[mask.bool()]
 
 
-def apart(ours: Tensor, theirs: Tensor) -> float:
+def max_difference(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).abs().max() / theirs.abs().max())
 
 
-def stopped(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+def logits_without_position(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     """The model's logits with its own position stopped, each in another way than a host's."""
     names = TABLES.get(type(model).__name__, ())
     if names:
@@ -51,10 +51,10 @@ def stopped(model: Any, inputs: dict[str, Tensor]) -> Tensor:
         with torch.no_grad():
             for table in tables:
                 table.zero_()
-            wanted = logits(model, inputs)
+            expected = logits(model, inputs)
             for table, kept in zip(tables, before, strict=True):
                 table.copy_(kept)
-        return wanted
+        return expected
     changes = [
         Change(layer=call.layer, side=call.side, speed=0.0)
         if call.rotation is not None
@@ -62,24 +62,24 @@ def stopped(model: Any, inputs: dict[str, Tensor]) -> Tensor:
         for call in calls_in(model, inputs)
         if call.kind == "self"
     ]
-    with intervened(model, changes):
+    with intervene(model, changes):
         return logits(model, inputs)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_without_position_it_is_the_model_with_its_own_stopped(name: str) -> None:
+def test_installing_nope_removes_the_models_position(name: str) -> None:
     model = tiny(FAMILIES[name][0], **FAMILIES[name][1])
     for kind in ("whole", "right"):
         inputs = inputs_of(model, kind)
-        plain, wanted = logits(model, inputs), stopped(model, inputs)
+        plain, expected = logits(model, inputs), logits_without_position(model, inputs)
         hosts.install(model, "nope")
-        assert apart(logits(model, inputs), wanted) <= TOLERANCE
-        assert apart(plain, wanted) > 1e-3
+        assert max_difference(logits(model, inputs), expected) <= TOLERANCE
+        assert max_difference(plain, expected) > 1e-3
         hosts.uninstall(model)
         assert logits(model, inputs).equal(plain)
 
 
-def own_again(model: Any) -> bool:
+def reinstall_own_position(model: Any) -> bool:
     """Install the encoding that is the model's own position, with its weights; False where none of ours is."""
     kind = type(model).__name__
     if kind == "BloomForCausalLM":
@@ -94,7 +94,7 @@ def own_again(model: Any) -> bool:
         host = hosts.install(model, "learned")
         rows = model.get_submodule(TABLES[kind][0]).weight[-64:]  # OPT's has two rows before the first position's
         next(host.encodings.parameters()).data.copy_(rows)
-    elif kind in {FAMILIES[name][0] for name in ROTATING}:
+    elif kind in {FAMILIES[name][0] for name in ROTARY}:
         options = dict(model.config.rope_parameters)
         if any(isinstance(value, dict) for value in options.values()):
             options["layer_types"] = model.config.layer_types
@@ -105,15 +105,15 @@ def own_again(model: Any) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["whole", "right", "left"])
-@pytest.mark.parametrize("name", [*ROTATING, "BLOOM", "T5", "GPT-2", "OPT", "BERT"])
-def test_its_own_position_put_in_again_is_the_model(name: str, kind: str) -> None:
+@pytest.mark.parametrize("name", [*ROTARY, "BLOOM", "T5", "GPT-2", "OPT", "BERT"])
+def test_reinstalling_the_models_own_position_restores_its_output(name: str, kind: str) -> None:
     if kind == "left" and name in ("GPT-2", "BERT", "T5"):
         pytest.skip("it counts places from the padding on; ours from the first token")
     model = tiny(FAMILIES[name][0], **FAMILIES[name][1])
     inputs = inputs_of(model, kind)
     plain = logits(model, inputs)
-    assert own_again(model)
-    assert apart(logits(model, inputs), plain) <= TOLERANCE
+    assert reinstall_own_position(model)
+    assert max_difference(logits(model, inputs), plain) <= TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_its_own_position_put_in_again_is_the_model(name: str, kind: str) -> Non
         ),
     ],
 )
-def test_a_model_that_does_not_ask_the_interface_is_refused_and_left_as_it_was(
+def test_a_model_without_the_attention_interface_is_refused_unchanged(
     kind: str, sizes: dict[str, Any], sentence: str
 ) -> None:
     model = tiny(kind, **sizes)
@@ -141,9 +141,9 @@ def test_a_model_that_does_not_ask_the_interface_is_refused_and_left_as_it_was(
     assert vars(model.config) == settings
 
 
-def test_a_model_whose_position_cannot_be_taken_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_whose_position_cannot_be_removed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """GPT-2 whose table goes by another name than those known: it still tells positions apart."""
-    monkeypatch.setattr("toeplens.sources.huggingface.install._TABLES", ())
+    monkeypatch.setattr("toeplens.backends.hf.install._POSITION_TABLES", ())
     model = tiny("GPT2LMHeadModel", **GPT)
     plain = logits(model, INPUTS)
     with pytest.raises(InputError, match="GPT2LMHeadModel still depends on positions without its own encoding"):
@@ -151,18 +151,18 @@ def test_a_model_whose_position_cannot_be_taken_out_is_refused(monkeypatch: pyte
     assert logits(model, INPUTS).equal(plain)
 
 
-def test_attention_that_does_more_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_with_unknown_extras_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny(FAMILIES["Llama"][0], **FAMILIES["Llama"][1])
-    plain = installed.plain_attention
+    plain = patches.plain_attention
     monkeypatch.setattr(
-        "toeplens.sources.huggingface.install.plain_attention", lambda *a, **k: (1.01 * plain(*a, **k)[0], None)
+        "toeplens.backends.hf.install.plain_attention", lambda *a, **k: (1.01 * plain(*a, **k)[0], None)
     )
     with pytest.raises(InputError, match="does more than queries, keys and mask say"):
         hosts.install(model, "alibi")
 
 
 @pytest.mark.parametrize("kind", ["rotary", "relative"])
-def test_on_waveforms_too_it_is_the_model_with_its_own_stopped(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installing_nope_removes_position_in_waveform_models(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wav2Vec2-Conformer's rotation, or its relative positions, stopped by their own means."""
     model, inputs = conformer(kind, "Wav2Vec2ConformerForCTC"), waves(2)
     plain, encoder = logits(model, inputs), model.wav2vec2_conformer.encoder
@@ -174,15 +174,15 @@ def test_on_waveforms_too_it_is_the_model_with_its_own_stopped(kind: str, monkey
         else:
             for layer in encoder.layers:
                 patch.setattr(layer.self_attn.linear_pos.weight, "data", torch.zeros(WIDTH, WIDTH))
-        wanted = logits(model, inputs)
+        expected = logits(model, inputs)
     hosts.install(model, "nope")
-    assert apart(logits(model, inputs), wanted) <= TOLERANCE
-    assert apart(plain, wanted) > 1e-4
+    assert max_difference(logits(model, inputs), expected) <= TOLERANCE
+    assert max_difference(plain, expected) > 1e-4
     hosts.uninstall(model)
     assert logits(model, inputs).equal(plain)
 
 
-def test_other_models_without_tokens_are_refused() -> None:
+def test_other_non_text_models_are_refused() -> None:
     model = tiny("ViTModel", image_size=32, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
     with pytest.raises(InputError, match=r"^model: ViTModel takes pixel_values .* only Wav2Vec2-Conformer"):
         hosts.install(model, "rope")

@@ -63,7 +63,7 @@ def split(batch: Batch, size: int) -> list[Batch]:
 
 
 @torch.no_grad()
-def answered(model: Decoder, batch: Batch, *, ignored: int) -> Batch:
+def with_model_labels(model: Decoder, batch: Batch, *, ignored: int) -> Batch:
     """The same texts, two labels in three being what the model answers; of some the labels do not count."""
     tokens, labels, lengths = batch
     answers = model(tokens, lengths).argmax(-1)
@@ -72,7 +72,7 @@ def answered(model: Decoder, batch: Batch, *, ignored: int) -> Batch:
     return tokens, answers, lengths
 
 
-def per_example(metric: str, logits: Tensor, intact: Tensor, labels: Tensor) -> np.ndarray:
+def metric_per_example(metric: str, logits: Tensor, intact: Tensor, labels: Tensor) -> np.ndarray:
     """The metric of each example that counts, from its definition."""
     rows = [b for b in range(len(labels)) if labels[b] >= 0]
     p, q = (np.exp(x.log_softmax(-1).numpy()) for x in (intact, logits))
@@ -82,7 +82,7 @@ def per_example(metric: str, logits: Tensor, intact: Tensor, labels: Tensor) -> 
 
 
 @torch.no_grad()
-def with_heads(model: Decoder, batch: Batch, given: dict[tuple[int, int], Tensor | int]) -> Tensor:
+def logits_with_heads(model: Decoder, batch: Batch, given: dict[tuple[int, int], Tensor | int]) -> Tensor:
     """The whole model run anew; hooks put outputs [b, N, d] into heads' slices of the INPUT of each projection."""
     tokens, _, lengths = batch
     handles = []
@@ -104,22 +104,22 @@ def with_heads(model: Decoder, batch: Batch, given: dict[tuple[int, int], Tensor
             handle.remove()
 
 
-def logits_without(model: Decoder, batch: Batch, silent: Iterable[tuple[int, int]]) -> Tensor:
+def logits_without_heads(model: Decoder, batch: Batch, silent: Iterable[tuple[int, int]]) -> Tensor:
     """The whole model run anew with these heads at zero."""
-    return with_heads(model, batch, dict.fromkeys(silent, 0))
+    return logits_with_heads(model, batch, dict.fromkeys(silent, 0))
 
 
-def share_by_hand(part: Tensor, total: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+def reference_share(part: Tensor, total: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
     """Covariance over variance, of [B, H, N, N] over the pairs seen [B, N, N]; and with each row's mean taken out."""
-    found = []
+    shares = []
     for rows in (False, True):
         x, y = (z.masked_fill(~seen.unsqueeze(1), 0) for z in (part, total))
         if rows:
             x, y = (z - (z.sum(-1) / seen.sum(-1).clamp(min=1).unsqueeze(1)).unsqueeze(-1) for z in (x, y))
         x, y = (z.transpose(0, 1)[:, seen] for z in (x, y))
         x, y = x - x.mean(-1, keepdim=True), y - y.mean(-1, keepdim=True)
-        found.append((x * y).sum(-1) / y.square().sum(-1))
-    return found[0], found[1]
+        shares.append((x * y).sum(-1) / y.square().sum(-1))
+    return shares[0], shares[1]
 
 
 @st.composite
@@ -154,7 +154,7 @@ def attention_cases(draw: st.DrawFn, least: int = 2) -> dict[str, Any]:
     }
 
 
-class largest(TorchDispatchMode):  # noqa: N801
+class LargestTensor(TorchDispatchMode):
     """The most numbers that one tensor made inside has."""
 
     numel = 0

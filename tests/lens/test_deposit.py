@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toeplens.ground import InputError
 from toeplens.lens import HeadAblation, LayerDeposit, deposit, gini
+from toeplens.utils import InputError
 
 CHANCE = 0.1
 # multiples of 1/1024: sums, differences and doublings of them are exact
@@ -19,7 +19,7 @@ drop = st.integers(-512, 1024).map(lambda n: n / 1024)
 drops_of_a_layer = st.lists(drop, min_size=1, max_size=9)
 
 
-def ablation(
+def make_ablation(
     *layers: list[float], accuracy: float = 0.9, chance: float = CHANCE, curves: list[list[float]] | None = None
 ) -> HeadAblation:
     """An ablation with these drops; without curves, drops of one layer add up as far as accuracy 0."""
@@ -33,8 +33,8 @@ def ablation(
     return HeadAblation(drops, drops, drops, accuracy, cumulative, 1000, chance)
 
 
-def one(drops: list[float], **given: Any) -> LayerDeposit:
-    return deposit(ablation(drops, **given))[0]
+def deposit_of(drops: list[float], **given: Any) -> LayerDeposit:
+    return deposit(make_ablation(drops, **given))[0]
 
 
 def gini_of_pairs(values: list[float]) -> float:
@@ -45,26 +45,26 @@ def gini_of_pairs(values: list[float]) -> float:
 
 @given(drops_of_a_layer)
 def test_every_statistic_is_its_definition(drops: list[float]):
-    found = one(drops)
+    actual = deposit_of(drops)
     skill = 0.9 - CHANCE
     d = [max(x, 0.0) for x in drops]
     first, second = sorted([*d, 0.0], reverse=True)[:2]
-    assert found.peak == pytest.approx(first / skill, rel=1e-12)
-    assert found.second == pytest.approx(second / skill, rel=1e-12)
-    assert found.lead == pytest.approx((first - second) / skill, rel=1e-12, abs=1e-15)
-    assert found.head == d.index(first)
-    assert found.gini == gini(np.array(d)) == pytest.approx(gini_of_pairs(d), abs=1e-12)
+    assert actual.peak == pytest.approx(first / skill, rel=1e-12)
+    assert actual.second == pytest.approx(second / skill, rel=1e-12)
+    assert actual.lead == pytest.approx((first - second) / skill, rel=1e-12, abs=1e-15)
+    assert actual.head == d.index(first)
+    assert actual.gini == gini(np.array(d)) == pytest.approx(gini_of_pairs(d), abs=1e-12)
     if sum(d):
-        assert found.top_share == pytest.approx(first / sum(d), rel=1e-12)
-        assert found.effective_heads == pytest.approx(sum(d) ** 2 / sum(x * x for x in d), rel=1e-12)
+        assert actual.top_share == pytest.approx(first / sum(d), rel=1e-12)
+        assert actual.effective_heads == pytest.approx(sum(d) ** 2 / sum(x * x for x in d), rel=1e-12)
     else:
-        assert found.top_share == found.effective_heads == 0.0
+        assert actual.top_share == actual.effective_heads == 0.0
 
 
-def test_each_layer_has_its_own():
-    found = deposit(ablation([0.8, 0.0], [0.0, 0.1]))
-    assert [layer.head for layer in found] == [0, 1]
-    assert found == [one([0.8, 0.0]), one([0.0, 0.1])]
+def test_each_layer_has_its_own_statistics():
+    actual = deposit(make_ablation([0.8, 0.0], [0.0, 0.1]))
+    assert [layer.head for layer in actual] == [0, 1]
+    assert actual == [deposit_of([0.8, 0.0]), deposit_of([0.0, 0.1])]
 
 
 def curve(heads: int, gone_at: int | None, accuracy: float = 0.9) -> list[float]:
@@ -97,33 +97,33 @@ KINDS = [  # kind, drops, curve or the number of heads from which on accuracy is
 
 
 @pytest.mark.parametrize(("kind", "drops", "gone", "half_at"), KINDS)
-def test_kinds_are_what_the_thresholds_say(kind: str, drops: list[float], gone: Any, half_at: int | None):
+def test_kinds_follow_the_thresholds(kind: str, drops: list[float], gone: Any, half_at: int | None):
     """Skill is 0.9 - 0.1, so half of it is gone at an accuracy of 0.5."""
-    found = one(drops, curves=[gone if isinstance(gone, list) else curve(len(drops), gone)])
-    assert (found.kind, found.half_at) == (kind, half_at)
+    actual = deposit_of(drops, curves=[gone if isinstance(gone, list) else curve(len(drops), gone)])
+    assert (actual.kind, actual.half_at) == (kind, half_at)
 
 
 @given(drops_of_a_layer, st.floats(-0.5, 0.0499), st.booleans())
 def test_a_model_without_skill_has_no_deposit(drops: list[float], over: float, flat: bool):
     curves = [curve(len(drops), None if flat else 1, accuracy=0.5 + over)]
-    assert one(drops, accuracy=0.5 + over, chance=0.5, curves=curves).kind == "no-skill"
+    assert deposit_of(drops, accuracy=0.5 + over, chance=0.5, curves=curves).kind == "no-skill"
 
 
-def test_at_or_below_chance_nothing_is_a_share_of_the_skill():
+def test_at_or_below_chance_no_share_of_skill_is_defined():
     for accuracy in (CHANCE, CHANCE / 2):
-        found = one([0.05, 0.02], accuracy=accuracy)
-        assert (found.peak, found.second, found.lead, found.half_at) == (0, 0, 0, None)
-        assert found.top_share == pytest.approx(5 / 7)
+        actual = deposit_of([0.05, 0.02], accuracy=accuracy)
+        assert (actual.peak, actual.second, actual.lead, actual.half_at) == (0, 0, 0, None)
+        assert actual.top_share == pytest.approx(5 / 7)
 
 
 @pytest.mark.parametrize("metric", ["loss", "kl"])
-def test_a_deposit_is_of_the_accuracy(metric: Any) -> None:
+def test_a_deposit_needs_the_accuracy_metric(metric: Any) -> None:
     with pytest.raises(InputError, match=f"ablation must have the metric 'accuracy' for a deposit, got '{metric}'"):
-        deposit(replace(ablation([0.3, 0.2]), metric=metric))
+        deposit(replace(make_ablation([0.3, 0.2]), metric=metric))
 
 
 def test_a_kind_needs_the_cumulative_part() -> None:
     """Without it not even half of the skill could be seen to go, and every layer would be redundant."""
-    given = ablation([0.3, 0.2])
+    make = make_ablation([0.3, 0.2])
     with pytest.raises(InputError, match="ablation must include the cumulative part"):
-        deposit(replace(given, cumulative=np.full_like(given.cumulative, np.nan)))
+        deposit(replace(make, cumulative=np.full_like(make.cumulative, np.nan)))

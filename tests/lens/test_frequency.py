@@ -14,19 +14,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.lens.models import attention_cases, decoder, share_by_hand
+from tests.lens.models import attention_cases, decoder, reference_share
 from torch import Tensor
 
 from toeplens import encodings
-from toeplens.encodings import BandControl, Rotary, controlled, swapped
-from toeplens.ground import InputError
+from toeplens.backends import DecoderSource
+from toeplens.encodings import FrequencyMask, Rotary, swap_bands, with_frequency_mask
 from toeplens.lens import AttentionTrace, LayerTrace, rotary_offsets
 from toeplens.lens import frequency as use
 from toeplens.lens.frequency import ablate_bands, frequency_use
-from toeplens.lens.kit.terms import NoForm
-from toeplens.lens.kit.trace import Counted
+from toeplens.lens.kit.terms import NotSeparable
+from toeplens.lens.kit.trace import CountedQueries
 from toeplens.model import Decoder
-from toeplens.sources import DecoderSource
+from toeplens.utils import InputError
 
 SIZES = {"vocab_size": 20, "d_model": 32, "d_ff": 24, "num_layers": 2, "num_heads": 4, "max_len": 16, "dropout": 0.0}
 LENGTHS = torch.tensor([7, 4, 1, 7, 5])
@@ -39,7 +39,7 @@ def model_of(encoding: str, seed: int = 1, **fields: Any) -> Decoder:
 
 
 @cache
-def plain(seed: int) -> Decoder:
+def fresh_model(seed: int) -> Decoder:
     """A model that no test changes."""
     return model_of("rope", seed)
 
@@ -48,10 +48,10 @@ def trace_of(model: Decoder, tokens: Tensor = TOKENS, lengths: Tensor | None = L
     return AttentionTrace(DecoderSource(model), tokens, lengths)
 
 
-def of_pairs(terms: list[Tensor], norms: list[Tensor], seen: Tensor) -> dict[str, Tensor]:
+def reference_shares(terms: list[Tensor], norms: list[Tensor], seen: Tensor) -> dict[str, Tensor]:
     """Shares, norms and variance of each head, from every term [B, H, N, N] of every logit, and which pairs count."""
     total = sum(terms, torch.zeros_like(terms[0]))
-    logits, softmax = zip(*(share_by_hand(term, total, seen) for term in terms), strict=True)
+    logits, softmax = zip(*(reference_share(term, total, seen) for term in terms), strict=True)
     return {
         "norms": torch.stack([norm.transpose(0, 1)[:, seen].mean(-1) for norm in norms], -1),
         "logits": torch.stack(logits, -1),
@@ -64,19 +64,19 @@ def norms_of(q: Tensor, k: Tensor, columns: list[list[int]]) -> list[Tensor]:
     return [q[..., dims].norm(dim=-1).unsqueeze(-1) * k[..., dims].norm(dim=-1).unsqueeze(-2) for dims in columns]
 
 
-def by_hand(layer: LayerTrace, count: int, counted: Counted = "all") -> dict[str, Tensor]:
+def reference_use(layer: LayerTrace, count: int, counted: CountedQueries = "all") -> dict[str, Tensor]:
     """Pair by pair of the layer's turned queries and keys; the rest of its own logits is the last term."""
     first = getattr(layer.encoding, "first", 0)
     half = getattr(layer.encoding, "pairing", "interleaved") == "half"
     columns = [[d for d in range(layer.q.shape[-1]) if not first <= d < first + 2 * count]]
     columns += [[first + t, first + t + count] if half else [first + 2 * t, first + 2 * t + 1] for t in range(count)]
-    turned_q, turned_k = layer.turned
+    turned_q, turned_k = layer.rotated
     terms = [turned_q[..., dims] @ turned_k[..., dims].mT * layer.scale for dims in columns]
-    seen = layer.present.unsqueeze(2) & layer.present.unsqueeze(1)
-    seen = seen.tril() if layer.causal else seen
+    visible = layer.present.unsqueeze(2) & layer.present.unsqueeze(1)
+    visible = visible.tril() if layer.causal else visible
     if counted == "used":
-        seen = seen & (torch.arange(seen.shape[1]) == layer.present.sum(1, keepdim=True) - 1).unsqueeze(-1)
-    return of_pairs([*terms, layer.logits() - sum(terms)], norms_of(layer.q, layer.k, columns), seen)
+        visible = visible & (torch.arange(visible.shape[1]) == layer.present.sum(1, keepdim=True) - 1).unsqueeze(-1)
+    return reference_shares([*terms, layer.logits() - sum(terms)], norms_of(layer.q, layer.k, columns), visible)
 
 
 CASES = [
@@ -98,31 +98,31 @@ CASES = [
     ("encoding", "fields", "counted"),
     [*((*case, "all") for case in CASES), ("rope", {}, "used"), ("alibi", {}, "used")],
 )
-def test_use_by_hand(encoding: str, fields: dict[str, Any], counted: Counted) -> None:
+def test_frequency_use_matches_the_reference(encoding: str, fields: dict[str, Any], counted: CountedQueries) -> None:
     """float64, 1e-9 of the largest norm, 1e-9 for shares; causal and not, padded, both pairings; all queries, or used.
 
     Of the first layer all queries are used.
     """
     trace = trace_of(model_of(encoding, **fields))
-    found = frequency_use(trace, counted=counted)
+    actual = frequency_use(trace, counted=counted)
     layer = trace[1]
-    expected = by_hand(layer, found.frequencies.shape[-1], counted)
-    torch.testing.assert_close(found.norms[1], expected["norms"], rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(found.norms[0], frequency_use(trace).norms[0], rtol=1e-12, atol=0)
-    torch.testing.assert_close(found.shares.logits[1], expected["logits"], rtol=0, atol=1e-9)
-    torch.testing.assert_close(found.shares.softmax[1], expected["softmax"], rtol=0, atol=1e-9)
-    torch.testing.assert_close(found.shares.logits.sum(-1), torch.ones(2, 4, dtype=torch.float64), rtol=0, atol=1e-9)
-    torch.testing.assert_close(found.norm_shares().sum(-1), torch.ones(2, 4, dtype=torch.float64), rtol=0, atol=1e-12)
-    assert torch.equal(frequency_use(layer, counted=counted).norms, found.norms[1])
-    torch.testing.assert_close(found.massive(2)[0], found.q_energy.sort(-1).values[..., -2:].sum(-1))
+    expected = reference_use(layer, actual.frequencies.shape[-1], counted)
+    torch.testing.assert_close(actual.norms[1], expected["norms"], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(actual.norms[0], frequency_use(trace).norms[0], rtol=1e-12, atol=0)
+    torch.testing.assert_close(actual.shares.logits[1], expected["logits"], rtol=0, atol=1e-9)
+    torch.testing.assert_close(actual.shares.softmax[1], expected["softmax"], rtol=0, atol=1e-9)
+    torch.testing.assert_close(actual.shares.logits.sum(-1), torch.ones(2, 4, dtype=torch.float64), rtol=0, atol=1e-9)
+    torch.testing.assert_close(actual.norm_shares().sum(-1), torch.ones(2, 4, dtype=torch.float64), rtol=0, atol=1e-12)
+    assert torch.equal(frequency_use(layer, counted=counted).norms, actual.norms[1])
+    torch.testing.assert_close(actual.massive(2)[0], actual.q_energy.sort(-1).values[..., -2:].sum(-1))
     if counted == "used":
         ends = layer.present.sum(1).tolist()
         q = torch.stack([layer.q[b, :, n - 1] for b, n in enumerate(ends)]).square().sum(0)
-        torch.testing.assert_close(found.q_energy[1], q / q.sum(-1, keepdim=True), rtol=1e-9, atol=0)
+        torch.testing.assert_close(actual.q_energy[1], q / q.sum(-1, keepdim=True), rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("window", [None, 3])
-def test_padding_may_hold_anything(window: int | None) -> None:
+def test_padding_values_are_ignored(window: int | None) -> None:
     """NaN behind the end of a sequence changes no number: of tensors, and of a layer."""
     q, k = torch.randn(2, 2, 3, 9, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     lengths, theta = torch.tensor([9, 5]), torch.tensor([1.0, 0.1])
@@ -130,9 +130,9 @@ def test_padding_may_hold_anything(window: int | None) -> None:
     for x in spoiled:
         x[1, :, 5:] = torch.nan
     options = {"rotation": theta, "pairing": "half", "lengths": lengths, "window": window}
-    expected, found = (frequency_use(*pair, **options).to_dict() for pair in ((q, k), spoiled))
-    assert found == expected
-    layer = trace_of(plain(1), TOKENS, LENGTHS)[1]
+    expected, actual = (frequency_use(*pair, **options).to_dict() for pair in ((q, k), spoiled))
+    assert actual == expected
+    layer = trace_of(fresh_model(1), TOKENS, LENGTHS)[1]
     parts = [x.clone() for x in (layer.q, layer.k)]
     for x in parts:
         x.masked_fill_(~layer.present[:, None, :, None], torch.nan)
@@ -141,7 +141,7 @@ def test_padding_may_hold_anything(window: int | None) -> None:
     torch.testing.assert_close(dirty.norms, clean.norms, rtol=0, atol=0)
 
 
-def by_hand_of_tensors(case: dict[str, Any]) -> dict[str, Tensor]:
+def reference_use_of_tensors(case: dict[str, Any]) -> dict[str, Tensor]:
     """Every term of every logit, pair by pair."""
     theta, bias = case["rotation"], case["bias"]
     (heads, length, width), n = case["q"].shape[1:], theta.shape[-1]
@@ -160,45 +160,45 @@ def by_hand_of_tensors(case: dict[str, Any]) -> dict[str, Tensor]:
         bias = bias[:, (offsets + (0 if case["causal"] else length - 1)).clamp(min=0)]
     window, chunk = case["window"] or length, case["chunk"] or length
     chunks = torch.arange(length) // chunk
-    seen = (offsets.abs() < window) & (chunks == chunks.unsqueeze(1)) & ((offsets >= 0) | (not case["causal"]))
-    there = torch.arange(length) < case["lengths"].unsqueeze(1)
-    return of_pairs(
+    visible = (offsets.abs() < window) & (chunks == chunks.unsqueeze(1)) & ((offsets >= 0) | (not case["causal"]))
+    is_token = torch.arange(length) < case["lengths"].unsqueeze(1)
+    return reference_shares(
         [*terms, bias.expand_as(terms[0])],
         norms_of(q, k, columns),
-        seen & there.unsqueeze(1) & there.unsqueeze(2),
+        visible & is_token.unsqueeze(1) & is_token.unsqueeze(2),
     )
 
 
 @given(attention_cases(least=3), st.sampled_from([1, 1 << 23]))
-def test_use_of_tensors_by_hand(case: dict[str, Any], at_once: int) -> None:
+def test_frequency_use_of_tensors_matches_the_reference(case: dict[str, Any], at_once: int) -> None:
     """float64, 1e-9; windows, grouped key heads, padding, biases of both kinds, both pairings."""
     del case["k_position"]
     case["rotation"] = torch.zeros(1, 0, dtype=torch.float64) if case["rotation"] is None else case["rotation"]
-    expected = by_hand_of_tensors(case)
-    with patch.object(use, "_AT_ONCE", at_once):
-        found = frequency_use(**case)
-    for name, values in (("norms", found.norms), ("variance", found.variance), *vars(found.shares).items()):
+    expected = reference_use_of_tensors(case)
+    with patch.object(use, "_MAX_ELEMENTS", at_once):
+        actual = frequency_use(**case)
+    for name, values in (("norms", actual.norms), ("variance", actual.variance), *vars(actual.shares).items()):
         torch.testing.assert_close(
             values, expected[name], rtol=1e-9, atol=1e-9, msg=lambda text, n=name: f"{n}: {text}"
         )
     heads, pairs = case["q"].shape[1], case["rotation"].shape[-1]
-    assert found.layers == ()
-    torch.testing.assert_close(found.frequencies, case["rotation"].expand(heads, pairs))
+    assert actual.layers == ()
+    torch.testing.assert_close(actual.frequencies, case["rotation"].expand(heads, pairs))
     there = torch.arange(case["q"].shape[2]) < case["lengths"][:, None]
-    for given_, energy in ((case["q"], found.q_energy), (case["k"], found.k_energy)):
+    for given_, energy in ((case["q"], actual.q_energy), (case["k"], actual.k_energy)):
         wide = given_.repeat_interleave(heads // given_.shape[1], 1).square()
         total = (wide * there[:, None, :, None]).sum((0, 2))
         torch.testing.assert_close(energy, total / total.sum(-1, keepdim=True), rtol=1e-12, atol=0)
 
 
 def test_a_layer_without_a_rotation_is_in_the_first_column() -> None:
-    found = frequency_use(trace_of(model_of("partial-rope", encoding_options={"layers": [1]})))
-    assert found.frequencies[0].isnan().all()
-    assert (found.norms[0, :, 1:] == 0).all()
+    actual = frequency_use(trace_of(model_of("partial-rope", encoding_options={"layers": [1]})))
+    assert actual.frequencies[0].isnan().all()
+    assert (actual.norms[0, :, 1:] == 0).all()
     one = torch.ones(4, dtype=torch.float64)
-    torch.testing.assert_close(found.shares.logits[0, :, 0], one, rtol=0, atol=1e-12)
-    assert found.frequencies[1].isfinite().all()
-    assert found.centre()[0].isnan().all()
+    torch.testing.assert_close(actual.shares.logits[0, :, 0], one, rtol=0, atol=1e-12)
+    assert actual.frequencies[1].isfinite().all()
+    assert actual.centre()[0].isnan().all()
 
 
 def rotary(name: str = "rope", **options: Any) -> Rotary:
@@ -207,24 +207,24 @@ def rotary(name: str = "rope", **options: Any) -> Rotary:
     return built
 
 
-CONTROLS = [
-    BandControl(still=(0, 2)),
-    BandControl(silent=(1,)),
-    BandControl(order=(3, 1, 2, 0)),
-    BandControl(still=(1,), order=(1, 0, 2, 3), heads=(2,)),
-    BandControl(silent=(0, 3), heads=(0, 3)),
+MASKS = [
+    FrequencyMask(freeze=(0, 2)),
+    FrequencyMask(drop=(1,)),
+    FrequencyMask(permute=(3, 1, 2, 0)),
+    FrequencyMask(freeze=(1,), permute=(1, 0, 2, 3), heads=(2,)),
+    FrequencyMask(drop=(0, 3), heads=(0, 3)),
 ]
 
 
-@pytest.mark.parametrize("control", CONTROLS, ids=str)
+@pytest.mark.parametrize("control", MASKS, ids=str)
 @pytest.mark.parametrize(
     ("name", "options"),
     [("rope", {}), ("rope", {"pairing": "half"}), ("partial-rope", {"heads": 2}), ("rope-yarn", {})],
 )
-def test_control_by_hand_and_in_the_kernel(name: str, options: dict[str, Any], control: BandControl) -> None:
+def test_frequency_masks_by_hand_and_in_the_kernel(name: str, options: dict[str, Any], control: FrequencyMask) -> None:
     """Each pair's complex product, turned (or not) by hand; float64, 1e-9."""
     plain = rotary(name, **options)
-    encoding = controlled(plain, control)
+    encoding = with_frequency_mask(plain, control)
     q, k = torch.randn(2, 1, 4, 5, 8, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     at = torch.arange(5)
     turned_q, turned_k = encoding.rotate(q, k, at, at)
@@ -240,11 +240,11 @@ def test_control_by_hand_and_in_the_kernel(name: str, options: dict[str, Any], c
                 for t in range(4):
                     a, b = (2 * t, 2 * t + 1) if plain.pairing == "interleaved" else (t, t + 4)
                     z = complex(q[0, h, i, a], q[0, h, i, b]) * complex(k[0, h, j, a], -k[0, h, j, b])
-                    source = control.order[t] if mine and control.order else t
+                    source = control.permute[t] if mine and control.permute else t
                     angle = (i - j) * float(frequencies[h, source])
-                    if mine and t in control.still:
+                    if mine and t in control.freeze:
                         angle = 0.0
-                    if not (mine and t in control.silent):
+                    if not (mine and t in control.drop):
                         total += size * (z * complex(math.cos(angle), math.sin(angle))).real
                     by_kernel += (z * complex(kernel[h if len(kernel) > 1 else 0, t, i - j + 4])).real
                 assert float(turned_q[0, h, i] @ turned_k[0, h, j]) == pytest.approx(total, abs=1e-9)
@@ -253,7 +253,7 @@ def test_control_by_hand_and_in_the_kernel(name: str, options: dict[str, Any], c
 
 @pytest.mark.parametrize("encoding", ["rope", "mla"])
 @pytest.mark.parametrize("off", ["rotation", "pair"])
-def test_band_drops_are_what_running_the_changed_model_anew_gives(encoding: str, off: Any) -> None:
+def test_band_drops_match_rerunning_the_changed_model(encoding: str, off: Any) -> None:
     """float64, 1e-9: one band of one head in one layer changed in the whole model, for every place."""
     source = DecoderSource(model_of(encoding))
     counted = LABELS >= 0
@@ -264,59 +264,59 @@ def test_band_drops_are_what_running_the_changed_model_anew_gives(encoding: str,
         return torch.nn.functional.cross_entropy(logits[counted], LABELS[counted], reduction="none")
 
     batches = [(TOKENS[:2], LABELS[:2], LENGTHS[:2]), (TOKENS[2:], LABELS[2:], LENGTHS[2:])]
-    found = ablate_bands(source, batches, off=off)
+    actual = ablate_bands(source, batches, off=off)
     intact = losses(source)
-    assert found.baseline == pytest.approx(float(intact.mean()))
-    assert found.examples == 4
-    for layer, pairs in enumerate(source.pairs):
+    assert actual.baseline == pytest.approx(float(intact.mean()))
+    assert actual.examples == 4
+    for layer, pairs in enumerate(source.pairs_per_layer):
         for head in range(4):
             for band in range(pairs):
-                place = {"still" if off == "rotation" else "silent": (band,)}
-                changed = losses(source.controlled(BandControl(**place, heads=(head,)), [layer]))
-                assert found.drops[layer, head, band] == pytest.approx(float((changed - intact).mean()), abs=1e-9)
-    assert (found.low <= found.drops + 1e-12).all()
-    assert (found.drops <= found.high + 1e-12).all()
+                place = {"freeze" if off == "rotation" else "drop": (band,)}
+                changed = losses(source.with_frequency_mask(FrequencyMask(**place, heads=(head,)), [layer]))
+                assert actual.drops[layer, head, band] == pytest.approx(float((changed - intact).mean()), abs=1e-9)
+    assert (actual.low <= actual.drops + 1e-12).all()
+    assert (actual.drops <= actual.high + 1e-12).all()
 
 
 def test_layers_without_a_rotation_have_no_bands() -> None:
     source = DecoderSource(model_of("partial-rope", encoding_options={"layers": [1]}))
-    found = ablate_bands(source, [(TOKENS, LABELS, LENGTHS)], metric="accuracy")
-    assert np.isnan(found.drops[0]).all()
-    assert np.isfinite(found.drops[1]).all()
+    actual = ablate_bands(source, [(TOKENS, LABELS, LENGTHS)], metric="accuracy")
+    assert np.isnan(actual.drops[0]).all()
+    assert np.isfinite(actual.drops[1]).all()
     with pytest.raises(InputError, match=r"^layers must have a rotation \(\[1\]\), got 0"):
-        source.controlled(BandControl(), [0])
+        source.with_frequency_mask(FrequencyMask(), [0])
     with pytest.raises(InputError, match=r"^layers must include a layer with a rotation \(\[1\]\), got \[0\]"):
         ablate_bands(source, [(TOKENS, LABELS, LENGTHS)], layers=[0])
 
 
-def test_bands_exchange_their_frequencies() -> None:
-    assert swapped(6, [0, 1], [4, 5]) == (4, 5, 2, 3, 0, 1)
+def test_bands_swap_their_frequencies() -> None:
+    assert swap_bands(6, [0, 1], [4, 5]) == (4, 5, 2, 3, 0, 1)
     for second in ([5], [0, 4], [4, 6]):
         with pytest.raises(InputError, match=r"^second must have as many indices"):
-            swapped(6, [0, 1], second)
+            swap_bands(6, [0, 1], second)
 
 
 @pytest.mark.parametrize(
     ("control", "sentence"),
     [
-        (BandControl(still=(4,)), "still must be different indices from 0 to 3, got .4."),
-        (BandControl(silent=(1, 1)), "silent must be different indices from 0 to 3, got .1, 1."),
-        (BandControl(order=(0, 1)), "order must name each of 0 to 3 once, got .0, 1."),
-        (BandControl(heads=(9,)), "heads must be different indices .*, got .9"),
+        (FrequencyMask(freeze=(4,)), "freeze must be different indices from 0 to 3, got .4."),
+        (FrequencyMask(drop=(1, 1)), "drop must be different indices from 0 to 3, got .1, 1."),
+        (FrequencyMask(permute=(0, 1)), "permute must name each of 0 to 3 once, got .0, 1."),
+        (FrequencyMask(heads=(9,)), "heads must be different indices .*, got .9"),
     ],
 )
-def test_control_that_does_not_fit_is_refused(control: BandControl, sentence: str) -> None:
+def test_an_invalid_frequency_mask_is_refused(control: FrequencyMask, sentence: str) -> None:
     with pytest.raises(InputError, match=rf"^{sentence}"):
-        controlled(rotary(), control)
+        with_frequency_mask(rotary(), control)
 
 
 @pytest.mark.parametrize("encoding", ["fox", "shaw", "urpe", "pope"])
 def test_encodings_without_frequencies_are_refused(encoding: str) -> None:
-    with pytest.raises(NoForm, match=r"^encoding(:| must) "):
+    with pytest.raises(NotSeparable, match=r"^encoding(:| must) "):
         frequency_use(trace_of(model_of(encoding)))
 
 
-def test_wrong_choices_are_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     source = DecoderSource(model_of("alibi"))
     with pytest.raises(InputError, match=r"no layer of this model rotates"):
         ablate_bands(source, [(TOKENS, LABELS, LENGTHS)])
@@ -332,15 +332,15 @@ def test_wrong_choices_are_refused() -> None:
             frequency_use(**{**case, field: value})
 
 
-def test_a_rotation_the_other_way_round_has_the_centre_of_its_speeds() -> None:
+def test_a_reversed_rotation_has_the_right_centre_frequency() -> None:
     """As NanoChat turns. 1e-6."""
     q, k = torch.randn(2, 3, 9, 6, generator=torch.Generator().manual_seed(0)), torch.randn(3, 9, 6)
     for speeds in (torch.tensor([1.0, 0.3, 0.1]), torch.tensor([1.0, -0.3, 0.0])):
-        found = frequency_use(q[0], k, rotation=-speeds, pairing="half")
-        weight = found.shares.logits[..., 1:-1].clamp(min=0) * (speeds != 0)
+        actual = frequency_use(q[0], k, rotation=-speeds, pairing="half")
+        weight = actual.shares.logits[..., 1:-1].clamp(min=0) * (speeds != 0)
         octaves = torch.where(speeds != 0, speeds.abs(), 1.0).log2()
-        torch.testing.assert_close(found.centre(), (weight * octaves).sum(-1) / weight.sum(-1), rtol=0, atol=1e-6)
-        assert found.centre().isfinite().all()
+        torch.testing.assert_close(actual.centre(), (weight * octaves).sum(-1) / weight.sum(-1), rtol=0, atol=1e-6)
+        assert actual.centre().isfinite().all()
 
 
 def offset_case(seed: int) -> tuple[Tensor, Tensor]:
@@ -353,24 +353,24 @@ def offsets_by_hand(q: Tensor, k: Tensor, lengths: list[int]) -> tuple[Tensor, T
     strength, angle = torch.zeros(2, 4, 3, dtype=torch.float64)
     for h in range(4):
         for t in range(3):
-            found = []
+            result = []
             for x, head in ((q, h), (k, h // 2)):
                 values = [
                     complex(*x[b, head, i, 2 * t : 2 * t + 2].tolist()) for b in range(2) for i in range(lengths[b])
                 ]
-                found.append((sum(values) / len(values), sum(map(abs, values)) / len(values)))
-            (mq, sq), (mk, sk) = found
+                result.append((sum(values) / len(values), sum(map(abs, values)) / len(values)))
+            (mq, sq), (mk, sk) = result
             strength[h, t] = abs(mq) * abs(mk) / (sq * sk)
             angle[h, t] = cmath.phase(mq * mk.conjugate())
     return strength, angle
 
 
 @given(st.integers(0, 10_000), st.integers(1, 7))
-def test_rotary_offsets_are_what_a_loop_finds(seed: int, length: int) -> None:
+def test_rotary_offsets_match_a_loop(seed: int, length: int) -> None:
     q, k = offset_case(seed)
-    found = rotary_offsets(q, k, 3, torch.tensor([length, 7]), pairing="interleaved")
+    actual = rotary_offsets(q, k, 3, torch.tensor([length, 7]), pairing="interleaved")
     strength, angle = offsets_by_hand(q, k, [length, 7])
-    torch.testing.assert_close(found.strength, strength, rtol=1e-6, atol=1e-9)
-    torch.testing.assert_close(found.angle, angle, rtol=1e-5, atol=1e-6)
-    assert ((found.strength >= 0) & (found.strength <= 1 + 1e-12)).all()
+    torch.testing.assert_close(actual.strength, strength, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(actual.angle, angle, rtol=1e-5, atol=1e-6)
+    assert ((actual.strength >= 0) & (actual.strength <= 1 + 1e-12)).all()
     assert torch.isnan(rotary_offsets(0 * q, k, 3, pairing="interleaved").strength).all()

@@ -17,10 +17,10 @@ from tests.builders import REPRESENTATIVES
 from torch import Tensor, nn
 
 from toeplens import encodings
-from toeplens.ground import InputError
-from toeplens.model import Decoder, DecoderConfig, Protocol, decoder_config, scale_left_open
+from toeplens.model import Decoder, DecoderConfig, Protocol, decoder_config, without_published_scale
 from toeplens.model import protocol_switches as switches_of
-from toeplens.model.decoder import frozen
+from toeplens.model.decoder import apply_frozen_norm
+from toeplens.utils import InputError
 
 # ---- the decoder -----------------------------------------------------------------------------------------------------
 
@@ -53,10 +53,10 @@ def config(encoding: str, protocol: str = "paper", **fields: Any) -> DecoderConf
 def model(encoding: str, protocol: str = "paper", *, dtype: torch.dtype = torch.float64, **fields: Any) -> Decoder:
     """A decoder with no weight left at its start."""
     torch.manual_seed(0)
-    return scrambled(Decoder(config(encoding, protocol, **fields))).to(dtype).eval()
+    return randomized(Decoder(config(encoding, protocol, **fields))).to(dtype).eval()
 
 
-def scrambled(decoder: Decoder) -> Decoder:
+def randomized(decoder: Decoder) -> Decoder:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in decoder.named_parameters():
@@ -70,11 +70,11 @@ def scrambled(decoder: Decoder) -> Decoder:
     return decoder
 
 
-def tokens_like(shape: tuple[int, int] = (B, N), seed: int = 0) -> Tensor:
+def random_tokens(shape: tuple[int, int] = (B, N), seed: int = 0) -> Tensor:
     return torch.randint(0, SMALL["vocab_size"], shape, generator=torch.Generator().manual_seed(seed))
 
 
-def differ(a: Tensor, b: Tensor) -> float:
+def has_different_output(a: Tensor, b: Tensor) -> float:
     return float((a - b).detach().abs().max())
 
 
@@ -85,67 +85,65 @@ def latent(encoding: str) -> bool:
 # ---- the two paths --------------------------------------------------------------------------------------------------
 
 
-def compute_everywhere(decoder: Decoder, tokens: Tensor, lengths: Tensor | None, positions: Tensor | None) -> Tensor:
+def all_final_states(decoder: Decoder, tokens: Tensor, lengths: Tensor | None, positions: Tensor | None) -> Tensor:
     """The states of all positions after the final norm, by the explicit path."""
-    x, context = decoder.begin(tokens, lengths, positions)
+    x, context = decoder.start_pass(tokens, lengths, positions)
     for block in decoder.blocks:
-        x = block.finish(*block.heads(x, context, read=None, fused=False))
+        x = block.finish(*block.head_outputs(x, context, read_positions=None, fused=False))
     return decoder.final_norm(x)
 
 
 @every_case
-def test_the_one_position_that_is_read_is_what_a_pass_over_all_positions_gives_there(
-    encoding: str, protocol: str
-) -> None:
-    tokens, rows = tokens_like(), torch.arange(B)
+def test_the_readout_position_matches_a_pass_over_all_positions(encoding: str, protocol: str) -> None:
+    tokens, rows = random_tokens(), torch.arange(B)
     # under a causal mask positions only say how far apart; the triangle goes by place in the sequence
     scattered = torch.stack([torch.arange(N), torch.arange(N) + 5, torch.arange(N).flip(0)])
     for causal, pad_mask in itertools.product((True, False), (True, False)):
         decoder = model(encoding, protocol, readout="last", causal=causal, pad_mask=pad_mask)
         for lengths, positions in itertools.product((None, LENGTHS), (None, scattered)):
-            everywhere = compute_everywhere(decoder, tokens, lengths, positions)
+            everywhere = all_final_states(decoder, tokens, lengths, positions)
             place = torch.full((B,), N - 1) if lengths is None else lengths - 1
             expected = decoder.readout(everywhere[rows, place])
             for fused in (True, False):
-                assert differ(decoder(tokens, lengths, positions, fused=fused), expected) <= 1e-10
+                assert has_different_output(decoder(tokens, lengths, positions, fused=fused), expected) <= 1e-10
 
 
 @every_case
 def test_the_mean_readouts_are_means(encoding: str, protocol: str) -> None:
-    tokens = tokens_like()
+    tokens = random_tokens()
     decoder = model(encoding, protocol, readout="mean")
-    states = compute_everywhere(decoder, tokens, LENGTHS, None)
-    assert differ(decoder(tokens, LENGTHS), decoder.readout(states.mean(1))) <= 1e-10
+    states = all_final_states(decoder, tokens, LENGTHS, None)
+    assert has_different_output(decoder(tokens, LENGTHS), decoder.readout(states.mean(1))) <= 1e-10
     decoder = model(encoding, protocol, readout="masked-mean")
-    states = compute_everywhere(decoder, tokens, LENGTHS, None)
+    states = all_final_states(decoder, tokens, LENGTHS, None)
     by_hand = torch.stack([state[:length].mean(0) for state, length in zip(states, LENGTHS, strict=True)])
-    assert differ(decoder(tokens, LENGTHS), decoder.readout(by_hand)) <= 1e-10
-    assert differ(decoder(tokens), model(encoding, protocol, readout="mean")(tokens)) <= 1e-10
+    assert has_different_output(decoder(tokens, LENGTHS), decoder.readout(by_hand)) <= 1e-10
+    assert has_different_output(decoder(tokens), model(encoding, protocol, readout="mean")(tokens)) <= 1e-10
 
 
 @every_case
-def test_a_pass_can_be_taken_up_at_any_layer(encoding: str, protocol: str) -> None:
-    tokens = tokens_like()
+def test_a_pass_can_resume_at_any_layer(encoding: str, protocol: str) -> None:
+    tokens = random_tokens()
     decoder = model(encoding, protocol, num_layers=3)
-    whole = decoder(tokens, LENGTHS)
-    x, context = decoder.begin(tokens, LENGTHS)
+    full = decoder(tokens, LENGTHS)
+    x, context = decoder.start_pass(tokens, LENGTHS)
     for layer in range(3):
-        assert differ(decoder.replay(layer, x, context), whole) <= 1e-10
+        assert has_different_output(decoder.run_from_layer(layer, x, context), full) <= 1e-10
         x, z = decoder.layer_heads(layer, x, context)
         x = decoder.blocks[layer].finish(x, z)
-    assert differ(decoder.end(x, context), whole) <= 1e-10
+    assert has_different_output(decoder.compute_logits(x, context), full) <= 1e-10
 
 
 @both_protocols
 @pytest.mark.parametrize("encoding", ["rope", "alibi", "mla", "learned"])
 def test_a_repeated_context_is_the_context_of_the_repeated_batch(encoding: str, protocol: str) -> None:
-    tokens = tokens_like()
+    tokens = random_tokens()
     decoder = model(encoding, protocol)
     for lengths, positions in itertools.product((None, LENGTHS), (None, torch.arange(B * N).reshape(B, N) % 16)):
-        x, context = decoder.begin(tokens, lengths, positions)
-        repeated = decoder.replay(0, x.repeat(3, 1, 1), context.repeat(3))
+        x, context = decoder.start_pass(tokens, lengths, positions)
+        repeated = decoder.run_from_layer(0, x.repeat(3, 1, 1), context.repeat(3))
         once = decoder(tokens, lengths, positions)
-        assert differ(repeated, once.repeat(3, 1)) <= 1e-12
+        assert has_different_output(repeated, once.repeat(3, 1)) <= 1e-12
 
 
 # ---- what may be seen -----------------------------------------------------------------------------------------------
@@ -153,10 +151,10 @@ def test_a_repeated_context_is_the_context_of_the_repeated_batch(encoding: str, 
 
 @pytest.mark.parametrize("source", ["layer", "embeddings"])
 @pytest.mark.parametrize("encoding", NAMES)
-def test_a_causal_decoder_does_not_see_later_tokens(encoding: str, source: str) -> None:
+def test_a_causal_decoder_ignores_later_tokens(encoding: str, source: str) -> None:
     if latent(encoding) and source == "embeddings":
         return  # latent attention takes its keys and values from the layer alone, and says so
-    tokens = tokens_like()
+    tokens = random_tokens()
     changed = tokens.clone()
     changed[:, 6:] = (tokens[:, 6:] + 1) % SMALL["vocab_size"]
     read_at_5 = torch.full((B,), 6)
@@ -164,40 +162,40 @@ def test_a_causal_decoder_does_not_see_later_tokens(encoding: str, source: str) 
         decoder = model(
             encoding, causal=causal, key_value_source=source, readout="last", pad_mask=False, input_encoding=None
         )
-        difference = differ(decoder(tokens, read_at_5), decoder(changed, read_at_5))
+        difference = has_different_output(decoder(tokens, read_at_5), decoder(changed, read_at_5))
         assert difference == 0.0 if causal else difference > 1e-3
-        states, after = (compute_everywhere(decoder, t, None, None) for t in (tokens, changed))
-        assert (differ(states[:, :6], after[:, :6]) == 0.0) == causal
+        states, after = (all_final_states(decoder, t, None, None) for t in (tokens, changed))
+        assert (has_different_output(states[:, :6], after[:, :6]) == 0.0) == causal
 
 
 @every_case
-def test_what_stands_in_the_padding_matters_only_without_a_pad_mask(encoding: str, protocol: str) -> None:
-    tokens = tokens_like()
+def test_padding_tokens_matter_only_without_a_pad_mask(encoding: str, protocol: str) -> None:
+    tokens = random_tokens()
     padding = torch.arange(N) >= LENGTHS.unsqueeze(1)
-    other = torch.where(padding, (tokens + 3) % SMALL["vocab_size"], tokens)
+    other_padding = torch.where(padding, (tokens + 3) % SMALL["vocab_size"], tokens)
     padded = [0, 2]  # the second sequence fills its row
     for readout, causal in itertools.product(("last", "masked-mean"), (True, False)):
         decoder = model(encoding, protocol, readout=readout, causal=causal, pad_mask=True)
-        assert differ(decoder(tokens, LENGTHS), decoder(other, LENGTHS)) == 0.0
+        assert has_different_output(decoder(tokens, LENGTHS), decoder(other_padding, LENGTHS)) == 0.0
         for row, length in enumerate(LENGTHS.tolist()):
             alone = decoder(tokens[row : row + 1, :length])
-            assert differ(decoder(tokens, LENGTHS)[row : row + 1], alone) <= 1e-10
+            assert has_different_output(decoder(tokens, LENGTHS)[row : row + 1], alone) <= 1e-10
     open_to_padding = model(encoding, protocol, readout="last", causal=False, pad_mask=False)
-    difference = (open_to_padding(tokens, LENGTHS) - open_to_padding(other, LENGTHS)).abs().amax(-1)
+    difference = (open_to_padding(tokens, LENGTHS) - open_to_padding(other_padding, LENGTHS)).abs().amax(-1)
     assert bool((difference[padded] > 1e-3).all())
     read_as_well = model(encoding, protocol, readout="mean", pad_mask=True)
-    difference = (read_as_well(tokens, LENGTHS) - read_as_well(other, LENGTHS)).abs().amax(-1)
+    difference = (read_as_well(tokens, LENGTHS) - read_as_well(other_padding, LENGTHS)).abs().amax(-1)
     assert bool((difference[padded] > 1e-3).all())
 
 
-def test_the_released_nope_is_a_function_of_the_multiset_of_tokens_and_the_causal_one_is_not() -> None:
+def test_released_nope_is_permutation_invariant_and_causal_nope_is_not() -> None:
     """No mask, no position, a mean: exactly permutation-invariant, so it cannot learn the distance of Task 1."""
-    tokens = tokens_like()
+    tokens = random_tokens()
     released, causal = model("nope", "released"), model("nope", "paper", readout="mean")
     for seed in range(5):
         order = torch.randperm(N, generator=torch.Generator().manual_seed(seed))
-        assert differ(released(tokens), released(tokens[:, order])) <= 1e-12
-        assert differ(causal(tokens), causal(tokens[:, order])) > 1e-3
+        assert has_different_output(released(tokens), released(tokens[:, order])) <= 1e-12
+        assert has_different_output(causal(tokens), causal(tokens[:, order])) > 1e-3
 
 
 # ---- symmetries -----------------------------------------------------------------------------------------------------
@@ -208,9 +206,9 @@ shared_model = cache(model)
 @both_protocols
 @pytest.mark.parametrize("encoding", ["rope", "alibi", "fox", "path"])
 @given(order=st.permutations(range(B)), seed=st.integers(0, 99))
-def test_sequences_of_a_batch_do_not_see_each_other(encoding: str, protocol: str, order: list[int], seed: int) -> None:
-    decoder, tokens = shared_model(encoding, protocol), tokens_like(seed=seed)
-    assert differ(decoder(tokens, LENGTHS)[order], decoder(tokens[order], LENGTHS[order])) <= 1e-12
+def test_sequences_of_a_batch_are_independent(encoding: str, protocol: str, order: list[int], seed: int) -> None:
+    decoder, tokens = shared_model(encoding, protocol), random_tokens(seed=seed)
+    assert has_different_output(decoder(tokens, LENGTHS)[order], decoder(tokens[order], LENGTHS[order])) <= 1e-12
 
 
 # ---- an independent reference ---------------------------------------------------------------------------------------
@@ -262,8 +260,8 @@ def reference(decoder: Decoder, tokens: Tensor, lengths: Tensor, *, released: bo
                 part = slice(head * size, (head + 1) * size)
                 for i in range(len(row)):
                     visible = range(len(row)) if released else range(min(i + 1, length))
-                    turned = rotation(i, size) @ q[i, part]
-                    logits = [turned @ rotation(j, size) @ k[j, part] / math.sqrt(size) for j in visible]
+                    rotated = rotation(i, size) @ q[i, part]
+                    logits = [rotated @ rotation(j, size) @ k[j, part] / math.sqrt(size) for j in visible]
                     weights = np.exp(logits) / np.exp(logits).sum()
                     outputs[i, part] = sum(weight * v[j, part] for weight, j in zip(weights, visible, strict=True))
             x = x + outputs @ w[p + "attention.out.weight"].T + w[p + "attention.out.bias"]
@@ -277,8 +275,8 @@ def reference(decoder: Decoder, tokens: Tensor, lengths: Tensor, *, released: bo
 
 @both_protocols
 @pytest.mark.parametrize("fused", [True, False])
-def test_the_decoder_is_its_definition(protocol: str, fused: bool) -> None:
-    decoder, tokens = model("rope", protocol), tokens_like()
+def test_the_decoder_matches_the_reference(protocol: str, fused: bool) -> None:
+    decoder, tokens = model("rope", protocol), random_tokens()
     ours = decoder(tokens, LENGTHS, fused=fused).detach().numpy()
     assert np.abs(ours - reference(decoder, tokens, LENGTHS, released=protocol == "released")).max() <= 1e-10
 
@@ -300,16 +298,16 @@ def test_the_seed_decides_the_model(encoding: str) -> None:
 
 @pytest.mark.parametrize("encoding", ["rope", "mla"])
 @pytest.mark.parametrize("place", ["weights", "attention", "ffn-hidden", "ffn"])
-def test_dropout_acts_where_it_is_asked_for_in_training_alone(encoding: str, place: str) -> None:
-    tokens = tokens_like()
+def test_dropout_acts_only_where_configured_and_only_in_training(encoding: str, place: str) -> None:
+    tokens = random_tokens()
     decoder = model(encoding, dropout=0.5, dropout_on=(place,))
     quiet = model(encoding, dropout=0.5, dropout_on=())
-    assert differ(decoder(tokens), quiet(tokens)) == 0.0
+    assert has_different_output(decoder(tokens), quiet(tokens)) == 0.0
     decoder.train()
     quiet.train()
     for fused in (True, False):
-        assert differ(decoder(tokens, fused=fused), decoder(tokens, fused=fused)) > 1e-3
-    assert differ(quiet(tokens), quiet(tokens)) == 0.0
+        assert has_different_output(decoder(tokens, fused=fused), decoder(tokens, fused=fused)) > 1e-3
+    assert has_different_output(quiet(tokens), quiet(tokens)) == 0.0
     rates = {name: module.p for name, module in decoder.blocks[0].named_modules() if isinstance(module, nn.Dropout)}
     rates["weights"] = decoder.blocks[0].attention.dropout
     expected = {"drop_attention": "attention", "ffn.2": "ffn-hidden", "ffn.4": "ffn", "weights": "weights"}
@@ -332,7 +330,7 @@ SWITCHES = {  # those above, then the input encoding
 
 
 @pytest.mark.parametrize("encoding", ["rope", "mla", "alibi"])
-def test_the_protocols_set_the_switches_of_their_table(encoding: str) -> None:
+def test_the_protocols_set_their_documented_switches(encoding: str) -> None:
     for protocol in PROTOCOLS:
         *values, (name, options) = SWITCHES.get(f"{protocol} {encoding}", SWITCHES[protocol])
         expected = dict(zip(NAMES_OF_SWITCHES, values, strict=True))
@@ -344,7 +342,7 @@ def test_the_protocols_set_the_switches_of_their_table(encoding: str) -> None:
 
 @both_protocols
 @pytest.mark.parametrize("encoding", ["rope", "mla"])
-def test_a_configuration_survives_json_and_cannot_be_changed(encoding: str, protocol: str) -> None:
+def test_a_configuration_round_trips_through_json_and_is_frozen(encoding: str, protocol: str) -> None:
     chosen = config(encoding, protocol)
     assert DecoderConfig(**chosen.model_dump(mode="json")) == chosen
     assert DecoderConfig.model_validate_json(chosen.model_dump_json()) == chosen
@@ -352,14 +350,14 @@ def test_a_configuration_survives_json_and_cannot_be_changed(encoding: str, prot
         chosen.d_model = 32
 
 
-def test_latent_attention_may_take_its_queries_from_the_layers_input() -> None:
-    decoder, tokens = model("mla", encoding_options={"q_compress": None}), tokens_like()
+def test_mla_can_take_queries_from_the_layers_input() -> None:
+    decoder, tokens = model("mla", encoding_options={"q_compress": None}), random_tokens()
     assert not any(name.startswith(("down_q", "norm_q")) for name, _ in decoder.block(0).attention.named_parameters())
-    assert differ(decoder(tokens), decoder(tokens, fused=False)) <= 1e-12
-    x, attention = decoder.begin(tokens)[0], decoder.block(0).attention
-    parts = [attention.project_part(part, part, at=(x, x)) for part in (0.3 * x, 0.7 * x)]
+    assert has_different_output(decoder(tokens), decoder(tokens, fused=False)) <= 1e-12
+    x, attention = decoder.start_pass(tokens)[0], decoder.block(0).attention
+    parts = [attention.project_part(part, part, full_inputs=(x, x)) for part in (0.3 * x, 0.7 * x)]
     for whole, first, second in zip(attention.project(x, x)[:2], *parts, strict=True):
-        assert differ(first + second, whole) <= 1e-12
+        assert has_different_output(first + second, whole) <= 1e-12
 
 
 @pytest.mark.parametrize(
@@ -373,42 +371,47 @@ def test_latent_attention_may_take_its_queries_from_the_layers_input() -> None:
         ("mla", {}, None),
     ],
 )
-def test_a_configuration_says_the_scale_that_its_encoding_publishes(
+def test_a_configuration_uses_its_encodings_published_scale(
     encoding: str, options: dict[str, Any], scale: float | None
 ) -> None:
     chosen = config(encoding, encoding_options=options)
     assert chosen.model_dump()["attention_scale"] == scale
     assert config(encoding, encoding_options=options, attention_scale="published") == chosen
-    decoder, tokens = model(encoding, encoding_options=options), tokens_like()
+    decoder, tokens = model(encoding, encoding_options=options), random_tokens()
     assert [block.attention.scale for block in decoder.blocks] == [decoder.encoding.scale] * 2
     other = model(encoding, encoding_options=options, attention_scale=0.9)
-    assert differ(decoder(tokens), other(tokens)) > 1e-3
+    assert has_different_output(decoder(tokens), other(tokens)) > 1e-3
 
 
-def test_the_scale_of_another_encoding_is_not_carried_over() -> None:
+def test_changing_the_encoding_resets_the_scale() -> None:
     t5, rope = (config(name).model_dump() for name in ("t5", "rope"))
-    assert decoder_config(**scale_left_open(t5) | {"encoding": "rope"}) == config("rope")
-    assert decoder_config(**scale_left_open(rope) | {"encoding": "t5"}) == config("t5")
-    wider = decoder_config(**scale_left_open(config("tupe").model_dump()) | {"d_model": 32})
+    assert decoder_config(**without_published_scale(t5) | {"encoding": "rope"}) == config("rope")
+    assert decoder_config(**without_published_scale(rope) | {"encoding": "t5"}) == config("t5")
+    wider = decoder_config(**without_published_scale(config("tupe").model_dump()) | {"d_model": 32})
     assert wider.attention_scale == 32**-0.5
     for chosen in (0.7, None):
-        kept = config("t5", attention_scale=chosen).model_dump()
-        assert scale_left_open(kept) == kept
-    assert scale_left_open({"encoding": "roep", "attention_scale": 1.0}) == {"encoding": "roep", "attention_scale": 1.0}
+        fields = config("t5", attention_scale=chosen).model_dump()
+        assert without_published_scale(fields) == fields
+    assert without_published_scale({"encoding": "roep", "attention_scale": 1.0}) == {
+        "encoding": "roep",
+        "attention_scale": 1.0,
+    }
 
 
 @pytest.mark.parametrize(
     ("switch", "value"), [("final_norm", False), ("activation", "gelu"), ("input_encoding", "sinusoidal")]
 )
 def test_a_switch_changes_the_function(switch: str, value: Any) -> None:
-    assert differ(model("rope")(tokens_like()), model("rope", **{switch: value})(tokens_like())) > 1e-3
+    assert (
+        has_different_output(model("rope")(random_tokens()), model("rope", **{switch: value})(random_tokens())) > 1e-3
+    )
 
 
-def test_layers_have_encodings_of_their_own_where_the_encoding_says_so() -> None:
+def test_layers_have_separate_encodings_where_the_encoding_says_so() -> None:
     decoder = model("partial-rope", encoding_options={"layers": [1]}, num_layers=3)
     assert [block.attention.encoding.coupling for block in decoder.blocks] == ["none", "rotation", "none"]
-    own, shared = (model("relative-table", encoding_options={"shared": s}) for s in (False, True))
-    assert own.blocks[0].attention.encoding.weight is not own.blocks[1].attention.encoding.weight
+    separate, shared = (model("relative-table", encoding_options={"shared": s}) for s in (False, True))
+    assert separate.blocks[0].attention.encoding.weight is not separate.blocks[1].attention.encoding.weight
     assert shared.blocks[0].attention.encoding.weight is shared.blocks[1].attention.encoding.weight
 
 
@@ -437,7 +440,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("fields", "start"), REFUSED)
-def test_a_wrong_configuration_is_refused_in_one_sentence(fields: dict, start: str) -> None:
+def test_an_invalid_configuration_is_refused_in_one_sentence(fields: dict, start: str) -> None:
     with pytest.raises(InputError) as caught:
         decoder_config(**fields)
     message = str(caught.value)
@@ -447,22 +450,22 @@ def test_a_wrong_configuration_is_refused_in_one_sentence(fields: dict, start: s
 
 
 @pytest.mark.parametrize("encoding", ["rope", "alibi", "sinusoidal"])
-def test_a_sequence_may_be_longer_than_max_len_where_there_is_no_table(encoding: str) -> None:
-    decoder, tokens = model(encoding), tokens_like((2, 24))
+def test_without_a_position_table_a_sequence_may_exceed_max_len(encoding: str) -> None:
+    decoder, tokens = model(encoding), random_tokens((2, 24))
     assert decoder(tokens).shape == (2, 5)
     assert torch.equal(decoder(tokens), decoder(tokens, positions=torch.arange(24)))
 
 
-def test_a_sequence_longer_than_a_table_of_positions_is_refused() -> None:
+def test_a_sequence_longer_than_the_position_table_is_refused() -> None:
     for fields in ({"encoding": "learned"}, {"encoding": "rope", "input_encoding": "learned"}):
         decoder = model(**fields)
-        assert decoder(tokens_like((1, 16))).shape == (1, 5)
+        assert decoder(random_tokens((1, 16))).shape == (1, 5)
         with pytest.raises(
             InputError, match=r"^max_len must be at least the number of tokens, 17, with Learned\w*, got 16\.$"
         ):
-            decoder(tokens_like((1, 17)))
+            decoder(random_tokens((1, 17)))
     with pytest.raises(InputError, match=r"^positions must be from 0 to 15 .*, got 16"):
-        model("learned")(tokens_like((1, 17)), positions=torch.arange(17))
+        model("learned")(random_tokens((1, 17)), positions=torch.arange(17))
 
 
 # ---- frozen norms ----------------------------------------------------------------------------------------------------
@@ -477,7 +480,7 @@ NORMS = {
 
 
 @given(name=st.sampled_from(sorted(NORMS)), width=st.integers(2, 9), seed=st.integers(0, 999))
-def test_parts_sum_to_the_norm(name: str, width: int, seed: int) -> None:
+def test_norm_parts_sum_to_the_norm(name: str, width: int, seed: int) -> None:
     """float64, 1e-12."""
     torch.manual_seed(seed)
     norm = NORMS[name](width).double()
@@ -486,12 +489,14 @@ def test_parts_sum_to_the_norm(name: str, width: int, seed: int) -> None:
     x, part = torch.randn(2, 3, 5, width, dtype=torch.float64)
     shift = getattr(norm, "bias", None)
     with torch.no_grad():
-        summed = frozen(norm, part, x) + frozen(norm, x - part, x)
+        summed = apply_frozen_norm(norm, part, x) + apply_frozen_norm(norm, x - part, x)
         expected = norm(x) - (0 if shift is None else shift)
         torch.testing.assert_close(summed, expected, rtol=0, atol=1e-12)
-        torch.testing.assert_close(frozen(norm, 3 * part, x), 3 * frozen(norm, part, x), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            apply_frozen_norm(norm, 3 * part, x), 3 * apply_frozen_norm(norm, part, x), rtol=0, atol=1e-12
+        )
 
 
-def test_what_is_no_norm_is_refused() -> None:
+def test_a_module_that_is_not_a_norm_is_refused() -> None:
     with pytest.raises(TypeError, match="Linear"):
-        frozen(nn.Linear(2, 2), torch.ones(1, 2), torch.ones(1, 2))
+        apply_frozen_norm(nn.Linear(2, 2), torch.ones(1, 2), torch.ones(1, 2))

@@ -12,8 +12,8 @@ from tests.builders import REPRESENTATIVES
 from torch import Tensor, nn
 
 from toeplens import encodings
-from toeplens.ground import InputError
 from toeplens.nn import Attention, Cache
+from toeplens.utils import InputError
 
 NAMES = (*REPRESENTATIVES, "rope-dynamic")  # whose frequencies depend on the length
 N = 11
@@ -23,33 +23,33 @@ TOLERANCE = 1e-9  # float64, of outputs about 1
 def layer(name: str, heads: int = 4, **more: Any) -> Attention:
     """With random parameters, so that nothing is neutral by its start."""
     torch.manual_seed(0)
-    made = Attention(32, heads, encoding=name, max_len=64, **more).double().eval()
+    attention = Attention(32, heads, encoding=name, max_len=64, **more).double().eval()
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in attention.parameters():
             parameter.normal_(std=0.3)
-    return made
+    return attention
 
 
 def tokens(length: int = N) -> Tensor:
     return torch.randn(2, length, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-def close(ours: Tensor, theirs: Tensor) -> None:
+def assert_close(ours: Tensor, theirs: Tensor) -> None:
     assert ours.shape == theirs.shape
     assert float((ours - theirs).detach().abs().max()) <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_with_a_cache_it_is_the_full_pass(name: str) -> None:
+def test_decoding_with_a_cache_matches_the_full_pass(name: str) -> None:
     attention, x = layer(name), tokens()
     cache = attention.new_cache(2, 20)
     out = [attention(x[:, at], cache=cache) for at in (slice(0, 5), slice(5, 6), slice(6, 7), slice(7, N))]
     assert len(cache) == N
     if attention.encoding.length_dependent:
         for part, stop in zip(out, (5, 6, 7, N), strict=True):
-            close(part, attention(x[:, :stop])[:, -part.shape[1] :])
+            assert_close(part, attention(x[:, :stop])[:, -part.shape[1] :])
     else:
-        close(torch.cat(out, dim=1), attention(x))
+        assert_close(torch.cat(out, dim=1), attention(x))
 
 
 PADDING = torch.tensor([[1, 1, 0, 0, 1, 0, 0, 0, 1, 1, 0], [0, 0, 1, 1, 0, 1, 0, 0, 0, 1, 1]], dtype=torch.bool)
@@ -61,24 +61,24 @@ def test_padding_changes_nothing(name: str) -> None:
     attention, x = layer(name), tokens()
     padded = x.masked_fill(PADDING.unsqueeze(-1), 3.0)
     alone = [attention(x[row : row + 1, ~hidden])[0] for row, hidden in enumerate(PADDING)]
-    close(attention(padded, key_padding_mask=PADDING)[~PADDING], torch.cat(alone))
+    assert_close(attention(padded, key_padding_mask=PADDING)[~PADDING], torch.cat(alone))
     for cut in (4, 5, 9):
         cache = attention.new_cache(2, N)
         parts = (slice(0, cut), slice(cut, N))
         out = torch.cat([attention(padded[:, at], key_padding_mask=PADDING[:, at], cache=cache) for at in parts], dim=1)
-        close(out[~PADDING], torch.cat(alone))
+        assert_close(out[~PADDING], torch.cat(alone))
 
 
-def test_padding_is_kept_in_a_cache_where_positions_are_given() -> None:
-    attention, x, given = layer("rope"), tokens(), torch.arange(N)
+def test_explicit_positions_keep_padding_in_the_cache() -> None:
+    attention, x, positions = layer("rope"), tokens(), torch.arange(N)
     cache = attention.new_cache(2, N)
     parts = (slice(0, 5), slice(5, N))
-    out = [attention(x[:, at], positions=given[at], key_padding_mask=PADDING[:, at], cache=cache) for at in parts]
-    close(torch.cat(out, dim=1), attention(x, positions=given, key_padding_mask=PADDING))
+    out = [attention(x[:, at], positions=positions[at], key_padding_mask=PADDING[:, at], cache=cache) for at in parts]
+    assert_close(torch.cat(out, dim=1), attention(x, positions=positions, key_padding_mask=PADDING))
 
 
 @pytest.mark.parametrize("name", ["alibi", "cope", "stick-breaking", "fox", "cable", "grape-path", "dape-v2"])
-def test_what_is_added_up_is_of_the_tokens_that_a_query_sees(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cumulative_encodings_sum_only_over_visible_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tree of texts, each token seeing its ancestors: as each path alone. Of each head by itself, too."""
     paths = [[0], [0, 1], [0, 1, 2], [0, 1, 3], [0, 1, 3, 4], [0, 5], [0, 5, 6]]
     mask = torch.zeros(1, 1, 7, 7, dtype=torch.bool)
@@ -88,21 +88,21 @@ def test_what_is_added_up_is_of_the_tokens_that_a_query_sees(name: str, monkeypa
     alone = torch.stack([attention(x[:, path])[:, -1] for path in paths], dim=1)
     depths = torch.tensor([len(path) - 1 for path in paths])
     for given in (mask, mask[0, 0], mask.expand(2, 4, 7, 7)):
-        close(attention(x, mask=given, positions=depths), alone)
+        assert_close(attention(x, mask=given, positions=depths), alone)
     whole = attention(x, mask=torch.ones(7, 7, dtype=torch.bool))
     monkeypatch.setattr("toeplens.encodings.base.is_readable", lambda x: False)  # as in a compiler
-    close(attention(x, mask=mask, positions=depths), alone)
-    close(attention(x, mask=torch.ones(7, 7, dtype=torch.bool)), whole)
+    assert_close(attention(x, mask=mask, positions=depths), alone)
+    assert_close(attention(x, mask=torch.ones(7, 7, dtype=torch.bool)), whole)
 
 
 @pytest.mark.parametrize("name", ["path", "path-fox", "carope", "selective-rope"])
-def test_what_works_along_the_text_takes_contiguous_masks_alone(name: str) -> None:
+def test_sequential_encodings_require_contiguous_masks(name: str) -> None:
     attention, x = layer(name), tokens()
     band = torch.ones(N, N, dtype=torch.bool).tril().triu(-4)
     windowed = layer(name, window=5)
-    close(attention(x, mask=band), windowed(x))
+    assert_close(attention(x, mask=band), windowed(x))
     padded, whole = attention(x, mask=band, key_padding_mask=PADDING), torch.ones_like(band)
-    close(attention(x, mask=whole, key_padding_mask=PADDING), attention(x, key_padding_mask=PADDING))
+    assert_close(attention(x, mask=whole, key_padding_mask=PADDING), attention(x, key_padding_mask=PADDING))
     assert padded.isfinite().all()
     holes = band.clone()
     holes[7, 5] = False
@@ -111,17 +111,17 @@ def test_what_works_along_the_text_takes_contiguous_masks_alone(name: str) -> No
 
 
 @pytest.mark.parametrize("name", [*REPRESENTATIVES, "selective-rope"])
-def test_packed_texts_are_as_apart(name: str) -> None:
+def test_packed_sequences_match_separate_calls(name: str) -> None:
     attention, x = layer(name), tokens()
     segments = torch.tensor([[3] * 4 + [1] * 5 + [2] * 2, [0] * N])
     out = attention(x, segments=segments)
     for some in (slice(0, 4), slice(4, 9), slice(9, N)):
-        close(out[:1, some], attention(x[:1, some]))
-    close(out[1:], attention(x[1:]))
+        assert_close(out[:1, some], attention(x[:1, some]))
+    assert_close(out[1:], attention(x[1:]))
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_without_position_it_is_torch_s_multihead_attention(causal: bool) -> None:
+def test_nope_matches_torch_multihead_attention(causal: bool) -> None:
     ours, theirs = layer("nope", bias=True, causal=causal), nn.MultiheadAttention(32, 4, batch_first=True).double()
     state = ours.state_dict()
     theirs.load_state_dict(
@@ -135,27 +135,27 @@ def test_without_position_it_is_torch_s_multihead_attention(causal: bool) -> Non
     x, padding = tokens(), torch.zeros(2, N, dtype=torch.bool)
     padding[0, 8:] = True
     hidden = torch.ones(N, N, dtype=torch.bool).triu(1) if causal else None
-    wanted, weights = theirs(x, x, x, key_padding_mask=padding, attn_mask=hidden, average_attn_weights=False)
-    close(ours(x, key_padding_mask=padding), wanted)
-    close(ours.weights(x, key_padding_mask=padding), weights)
+    expected, weights = theirs(x, x, x, key_padding_mask=padding, attn_mask=hidden, average_attn_weights=False)
+    assert_close(ours(x, key_padding_mask=padding), expected)
+    assert_close(ours.weights(x, key_padding_mask=padding), weights)
 
 
-def test_a_mask_a_window_a_cap_and_sinks_act() -> None:
+def test_masks_windows_soft_caps_and_sinks_take_effect() -> None:
     x = tokens()
     near = torch.ones(N, N, dtype=torch.bool).triu(-2)
-    close(layer("rope", window=3)(x), layer("rope")(x, mask=near))
+    assert_close(layer("rope", window=3)(x), layer("rope")(x, mask=near))
     assert float((layer("rope", softcap=0.1)(x) - layer("rope")(x)).detach().abs().max()) > 1e-3
     lost = layer("rope", sinks=True)
     assert float(lost.weights(x).sum(-1).max().detach()) < 1
 
 
-def test_vectors_at_the_input_are_added_once() -> None:
+def test_input_vectors_are_added_once() -> None:
     """A layer by itself adds them; a layer of a model leaves it to the model."""
     x, alone, inner = tokens(), layer("sinusoidal"), layer("sinusoidal", embed=False)
-    close(alone(x), inner(alone.encoding.embed(x, torch.arange(N))))
+    assert_close(alone(x), inner(alone.encoding.embed(x, torch.arange(N))))
 
 
-def test_weights_are_dropped_in_training_alone() -> None:
+def test_dropout_is_active_only_in_training() -> None:
     attention, x = layer("fire", dropout=0.5), tokens()
     assert torch.equal(attention(x), attention(x))
     assert not torch.equal(attention.train()(x), attention(x))
@@ -166,11 +166,11 @@ def test_a_cache_is_reordered_repeated_and_cropped() -> None:
     cache = attention.new_cache(2, N)
     attention(x[:, :6], cache=cache)
     cache.reorder(torch.tensor([1, 0]))
-    close(attention(x[:, 6:7], cache=cache), attention(torch.cat((x[[1, 0], :6], x[:, 6:7]), dim=1))[:, -1:])
+    assert_close(attention(x[:, 6:7], cache=cache), attention(torch.cat((x[[1, 0], :6], x[:, 6:7]), dim=1))[:, -1:])
     cache.crop(6)
     cache.repeat(2)
     new = x[:, 7:8].repeat(2, 1, 1)
-    close(attention(new, cache=cache), attention(torch.cat((x[[1, 1, 0, 0], :6], new), dim=1))[:, -1:])
+    assert_close(attention(new, cache=cache), attention(torch.cat((x[[1, 1, 0, 0], :6], new), dim=1))[:, -1:])
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -192,12 +192,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "sentence"), REFUSED)
-def test_a_layer_that_cannot_be_is_refused(options: dict[str, Any], sentence: str) -> None:
+def test_invalid_layer_options_are_refused(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         Attention(**{"d_model": 32, "num_heads": 4, **options})
 
 
-def test_inputs_that_do_not_fit_are_refused() -> None:
+def test_invalid_inputs_are_refused() -> None:
     attention, x = layer("rope"), tokens()
     with pytest.raises(InputError, match=r"^key_padding_mask must be a bool tensor of shape \[2, 11\], got .*\[2, 3\]"):
         attention(x, key_padding_mask=torch.ones(2, 3, dtype=torch.bool))
@@ -219,18 +219,18 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
         attention(x[:, :0])
 
 
-def test_texts_that_come_back_under_a_number_and_padding_beside_texts() -> None:
+def test_split_segments_and_padding_beside_segments() -> None:
     attention, x = layer("learned"), tokens()
     back = torch.tensor([[0] * 4 + [1] * 3 + [0] * 4, [0] * N])
-    close(attention(x, segments=back)[:1, 7:], attention(x[:1, 7:]))
+    assert_close(attention(x, segments=back)[:1, 7:], attention(x[:1, 7:]))
     padding = torch.zeros(2, N, dtype=torch.bool)
     padding[0, :2] = True
     out = attention(x, segments=back, key_padding_mask=padding)
-    close(out[:1, 2:4], attention(x[:1, 2:4]))
-    close(out[:1, 7:], attention(x[:1, 7:]))
+    assert_close(out[:1, 2:4], attention(x[:1, 2:4]))
+    assert_close(out[:1, 7:], attention(x[:1, 7:]))
 
 
-def test_a_call_that_fails_or_only_looks_leaves_the_cache_as_it_was() -> None:
+def test_failed_and_read_only_calls_leave_the_cache_unchanged() -> None:
     attention, x = layer("fox"), tokens()
     cache = attention.new_cache(2, N)
     attention(x[:, :5], cache=cache)
@@ -239,13 +239,13 @@ def test_a_call_that_fails_or_only_looks_leaves_the_cache_as_it_was() -> None:
     weights = attention.weights(x[:, 5:6], cache=cache)
     assert weights.shape == (2, 4, 1, 6)
     assert len(cache) == 5
-    close(attention(x[:, 5:6], cache=cache), attention(x[:, :6])[:, -1:])
+    assert_close(attention(x[:, 5:6], cache=cache), attention(x[:, :6])[:, -1:])
     cache.crop(0)
-    close(attention(x, cache=cache), attention(x))
+    assert_close(attention(x, cache=cache), attention(x))
 
 
 @pytest.mark.parametrize("value", ["x", [1.5], torch.ones(2, 3), object()], ids=lambda value: type(value).__name__)
-def test_values_of_another_type_are_refused_in_one_sentence(value: Any) -> None:
+def test_values_of_a_wrong_type_are_refused_in_one_sentence(value: Any) -> None:
     attention, x = Attention(16, 2, encoding="alibi"), torch.randn(2, 5, 16)
     cache = attention.new_cache(2, 9)
     sizes = {"d_model": 16, "num_heads": 2}

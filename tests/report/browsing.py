@@ -27,7 +27,7 @@ ALL_DRAWN = """() => [...document.querySelectorAll(".chart")].every(
 
 
 @contextmanager
-def chromium() -> Iterator[Browser]:
+def open_chromium() -> Iterator[Browser]:
     """This machine's browser."""
     path = shutil.which("chromium") or "/usr/bin/chromium"
     if not Path(path).exists():
@@ -38,7 +38,7 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-class Visit:
+class PageVisit:
     """An opened page, and what the browser had to say about it."""
 
     def __init__(self, browser: Browser, path: Path, width: int = 1280) -> None:
@@ -55,14 +55,14 @@ class Visit:
         self.wanted.append(path.as_uri())
         self.page.goto(path.as_uri())
 
-    def until(self, condition: str) -> None:
+    def wait_until(self, condition: str) -> None:
         """Wait until a JavaScript function is true; asked from here, as the page's own policy forbids evaluation."""
         end = time.monotonic() + 15
         while not self.page.evaluate(condition):
             assert time.monotonic() < end, f"never true: {condition}"
             self.page.wait_for_timeout(50)
 
-    def read_to_the_end(self) -> None:
+    def scroll_to_end(self) -> None:
         """Scroll through the page as a reader does; plots are drawn when they come near."""
         self.page.evaluate(
             """async () => {
@@ -72,22 +72,22 @@ class Visit:
                 }
             }"""
         )
-        self.until(ALL_DRAWN)
+        self.wait_until(ALL_DRAWN)
 
-    def barriers(self, scheme: Literal["light", "dark"] = "light") -> list[str]:
+    def accessibility_violations(self, scheme: Literal["light", "dark"] = "light") -> list[str]:
         """What axe-core finds that keeps out readers with a keyboard, a screen reader or weak sight."""
         self.page.emulate_media(color_scheme=scheme)
-        found = Axe().run(self.page).response["violations"]
+        result = Axe().run(self.page).response["violations"]
         self.page.emulate_media(color_scheme="light")
-        return [f"{rule['id']}: {[node['target'] for node in rule['nodes']][:3]}" for rule in found]
+        return [f"{rule['id']}: {[node['target'] for node in rule['nodes']][:3]}" for rule in result]
 
-    def saved(self, button: str) -> tuple[str, bytes]:
+    def saved_file(self, button: str) -> tuple[str, bytes]:
         """The name and the content of the file that a button saves."""
         with self.page.expect_download() as download:
             self.page.get_by_label(button).click()
         return download.value.suggested_filename, Path(download.value.path()).read_bytes()
 
-    def unfold(self) -> None:
+    def expand_details(self) -> None:
         self.page.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
 
     def sizes(self) -> list[tuple[str, float, float]]:
@@ -99,23 +99,23 @@ class Visit:
             })"""
         )
 
-    def fits(self) -> bool:
+    def has_no_overflow(self) -> bool:
         """Whether nothing hangs out of the window."""
         return self.page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
-    def fits_any_window(self) -> bool:
+    def has_no_overflow_at_any_size(self) -> bool:
         """Whether nothing does on a phone, a tablet or a wide screen, light or dark."""
         fitting = []
         for width in (390, 768, 1280):
             self.page.set_viewport_size({"width": width, "height": 900})
             end = time.monotonic() + 5  # plots follow the window a moment later
-            while not (fits := self.fits()) and time.monotonic() < end:
+            while not (fits := self.has_no_overflow()) and time.monotonic() < end:
                 self.page.wait_for_timeout(50)
             fitting.append(fits)
             self.page.emulate_media(color_scheme="dark")
         return all(fitting)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Close the page, about which nothing was said and for which nothing was asked but itself."""
         assert self.complaints == []
         assert [url for url in self.requests if not url.startswith(("data:", "blob:"))] == self.wanted

@@ -11,6 +11,6 @@ def rows_of(chart: Any) -> list[dict[str, Any]]:
 
 
 def _rows(spec: dict[str, Any], above: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    own = spec.get("data", {}).get("values", above)
+    values = spec.get("data", {}).get("values", above)
     inner = [*spec.get("layer", ()), *([spec["spec"]] if "spec" in spec else [])]
-    return _rows(inner[-1], own) if inner else own
+    return _rows(inner[-1], values) if inner else values

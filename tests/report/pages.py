@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.report.auditing.test_page import made_up as audit
-from tests.report.decomposition.test_page import made_up as structure
+from tests.report.auditing.test_page import random_audit as audit
+from tests.report.decomposition.test_page import random_decomposition as structure
 
 from toeplens.cli.studies import page_in
 from toeplens.report import Page, comparison_page
 from toeplens.studies.card import make_card
-from toeplens.studies.kit.questions import HeadRetrieval
+from toeplens.studies.kit.probe_items import HeadRetrieval
 from toeplens.studies.probing.probe import ItemRecord, ProbeRecord
 
 RESULTS = Path(__file__).parents[2] / "results"

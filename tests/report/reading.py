@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 
-class Text(HTMLParser):
+class PageText(HTMLParser):
     """The page's words, its tables by label, its attributes."""
 
     def __init__(self, page: str) -> None:
@@ -52,5 +52,5 @@ class Text(HTMLParser):
 
 def charts(page: str) -> dict[str, Any]:
     """The page's charts as Vega-Lite, by name."""
-    (found,) = re.findall(r'<script type="text/plain" id="charts">(.*?)</script>', page)
-    return json.loads(gzip.decompress(base64.b64decode(found, validate=True)))
+    (result,) = re.findall(r'<script type="text/plain" id="charts">(.*?)</script>', page)
+    return json.loads(gzip.decompress(base64.b64decode(result, validate=True)))

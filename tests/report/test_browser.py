@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
-from tests.report.browsing import ALL_DRAWN, Visit
+from tests.report.browsing import ALL_DRAWN, PageVisit
 from tests.report.pages import KINDS, page_of
 
-from toeplens.report.page import drawing_program, pack, program, write_report
+from toeplens.report.page import pack, packed_vega, vega_script, write_report
 
 pytestmark = pytest.mark.heavy
-MOST_BYTES, TALLEST = 1_500_000, 8_000
-_INK = """() => [...document.querySelectorAll(".chart svg text")].filter((text) => text.getClientRects().length)
+MAX_BYTES, MAX_HEIGHT = 1_500_000, 8_000
+TEXT_COLOURS = """() => [...document.querySelectorAll(".chart svg text")].filter((text) => text.getClientRects().length)
     .flatMap((text) => getComputedStyle(text).fill.match(/[0-9]+/g).slice(0, 3).map(Number))"""
 
 
@@ -35,38 +35,36 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_page_is_small_draws_every_chart_in_any_window_and_is_accessible(
-    browser: Browser, pages: Pages, name: str
-) -> None:
-    assert pages[name].stat().st_size < MOST_BYTES
-    visit = Visit(browser, pages[name])
-    visit.read_to_the_end()
-    assert visit.page.evaluate("document.documentElement.scrollHeight") <= TALLEST
+def test_a_page_is_small_complete_and_accessible(browser: Browser, pages: Pages, name: str) -> None:
+    assert pages[name].stat().st_size < MAX_BYTES
+    visit = PageVisit(browser, pages[name])
+    visit.scroll_to_end()
+    assert visit.page.evaluate("document.documentElement.scrollHeight") <= MAX_HEIGHT
     assert visit.sizes(), "a page shows a picture"
     assert all(200 < across <= 1040 and down > 40 for _, across, down in visit.sizes()), visit.sizes()
     assert visit.page.evaluate("document.querySelector('header .chart').getBoundingClientRect().top") < 900
-    visit.unfold()
-    visit.read_to_the_end()
+    visit.expand_details()
+    visit.scroll_to_end()
     assert len(visit.sizes()) == visit.page.locator(".chart").count()
-    assert visit.fits_any_window()
-    assert visit.barriers() == visit.barriers("dark") == []
-    visit.end()
+    assert visit.has_no_overflow_at_any_size()
+    assert visit.accessibility_violations() == visit.accessibility_violations("dark") == []
+    visit.close()
 
 
 def test_a_phone_shows_every_chart(browser: Browser, pages: Pages) -> None:
-    visit = Visit(browser, pages["audit-smollm2"], 390)
-    visit.read_to_the_end()
+    visit = PageVisit(browser, pages["audit-smollm2"], 390)
+    visit.scroll_to_end()
     assert all(100 < across <= 390 for _, across, _ in visit.sizes()), visit.sizes()
-    assert visit.fits()
-    visit.end()
+    assert visit.has_no_overflow()
+    visit.close()
 
 
-def test_links_tables_and_keys_do_what_they_say(browser: Browser, pages: Pages) -> None:
-    visit = Visit(browser, pages["laptop"])
-    visit.until(ALL_DRAWN)
+def test_links_tables_and_keys_work(browser: Browser, pages: Pages) -> None:
+    visit = PageVisit(browser, pages["laptop"])
+    visit.wait_until(ALL_DRAWN)
     visit.page.evaluate("location.hash = '#claim-deposit-first-layer'")
-    visit.until("() => document.querySelector('#claim-deposit-first-layer details').open")
-    visit.unfold()
+    visit.wait_until("() => document.querySelector('#claim-deposit-first-layer details').open")
+    visit.expand_details()
     with visit.page.expect_download() as download:
         visit.page.get_by_label("Save as CSV: Models", exact=True).click()
     lines = Path(download.value.path()).read_text("utf-8").splitlines()
@@ -76,71 +74,71 @@ def test_links_tables_and_keys_do_what_they_say(browser: Browser, pages: Pages) 
     summary.focus()
     visit.page.keyboard.press("Enter")
     assert not visit.page.evaluate("document.querySelector('details.more').open")
-    visit.end()
-    visit = Visit(browser, pages["audit-smollm2"])
-    visit.unfold()
+    visit.close()
+    visit = PageVisit(browser, pages["audit-smollm2"])
+    visit.expand_details()
     table = visit.page.locator("table.sortable").first
     table.locator("thead button").nth(2).click()
     values = [float(text.replace("−", "-")) for text in table.locator("tbody tr > :nth-child(3)").all_inner_texts()]
     assert values == sorted(values, reverse=True)
-    visit.end()
+    visit.close()
 
 
-def test_charts_follow_a_window_that_changes_while_they_are_drawn(browser: Browser, pages: Pages) -> None:
-    visit = Visit(browser, pages["theory"], 700)
+def test_charts_follow_a_window_resized_during_drawing(browser: Browser, pages: Pages) -> None:
+    visit = PageVisit(browser, pages["theory"], 700)
     for width in (390, 1280, 600, 1000):
         visit.page.set_viewport_size({"width": width, "height": 900})
-    visit.read_to_the_end()
-    visit.until(
+    visit.scroll_to_end()
+    visit.wait_until(
         """() => [...document.querySelectorAll(".chart")].every((chart) => {
             const width = Number(chart.querySelector("svg").getAttribute("width")) / chart.clientWidth;
             return 0.7 < width && width < 1.02;
         })"""
     )
-    visit.end()
+    visit.close()
 
 
 def test_a_printed_page_has_every_chart_on_white(browser: Browser, pages: Pages) -> None:
-    visit = Visit(browser, pages["theory"])
+    visit = PageVisit(browser, pages["theory"])
     visit.page.emulate_media(color_scheme="dark")
-    visit.read_to_the_end()
-    visit.until(f"() => Math.min(...({_INK})()) > 100")
+    visit.scroll_to_end()
+    visit.wait_until(f"() => Math.min(...({TEXT_COLOURS})()) > 100")
     assert visit.page.locator("details:not([open]) .chart").count(), "some are folded"
     visit.page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    visit.until(f"() => Math.max(...({_INK})()) < 150")
+    visit.wait_until(f"() => Math.max(...({TEXT_COLOURS})()) < 150")
     assert visit.page.locator("details:not([open]) .chart").count() == 0
-    visit.until("() => [...document.querySelectorAll('.chart')].every((chart) => chart.querySelector('svg'))")
+    visit.wait_until("() => [...document.querySelectorAll('.chart')].every((chart) => chart.querySelector('svg'))")
     visit.page.evaluate("dispatchEvent(new Event('afterprint'))")
-    visit.until(f"() => Math.min(...({_INK})()) > 100")
+    visit.wait_until(f"() => Math.min(...({TEXT_COLOURS})()) > 100")
     assert visit.page.locator("details:not([open]) .chart").count(), "they are folded again"
     visit.page.emulate_media(media="print", color_scheme="dark")
     assert visit.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    visit.end()
+    visit.close()
 
 
-def test_a_program_that_is_not_the_pages_own_is_not_run_and_charts_are_words(
+def test_a_foreign_script_is_blocked_and_charts_fall_back_to_text(
     browser: Browser, pages: Pages, tmp_path: Path
 ) -> None:
     text = pages["theory"].read_text("utf-8")
-    assert program() in text
+    assert packed_vega() in text
     changed = tmp_path / "page.html"
-    changed.write_text(text.replace(program(), pack("window.vegaEmbed = () => {}")), "utf-8")
-    visit = Visit(browser, changed)
+    changed.write_text(text.replace(packed_vega(), pack("window.vegaEmbed = () => {}")), "utf-8")
+    visit = PageVisit(browser, changed)
     visit.page.wait_for_timeout(500)
     for chart in visit.page.locator(".chart").all():
         assert (chart.text_content() or "").strip()
     assert visit.page.locator(".chart svg").count() == 0
-    assert [said for said in visit.complaints if "Content Security Policy" not in said] == []
+    assert [complaint for complaint in visit.complaints if "Content Security Policy" not in complaint] == []
     assert visit.complaints
     visit.page.close()
 
 
-def test_pages_may_share_the_program(browser: Browser, pages: Pages, tmp_path: Path) -> None:
-    (tmp_path / "vega.js").write_text(drawing_program(), "utf-8")
+def test_pages_can_share_the_script(browser: Browser, pages: Pages, tmp_path: Path) -> None:
+    (tmp_path / "vega.js").write_text(vega_script(), "utf-8")
     shared = tmp_path / "page.html"
     shared.write_text(page_of("theory").html(script="vega.js"), "utf-8")
     assert shared.stat().st_size < pages["theory"].stat().st_size - 300_000
-    visit = Visit(browser, shared)
-    visit.read_to_the_end()
+    visit = PageVisit(browser, shared)
+    visit.scroll_to_end()
     assert visit.complaints == []
     visit.page.close()

@@ -9,7 +9,7 @@ import numpy as np
 
 from toeplens.engine import Extrapolation, LengthResult
 from toeplens.lens import BandAblation, Behaviour, FrequencyRecord, PermutationScores
-from toeplens.lens.head_types.behaviour import Scores
+from toeplens.lens.head_types.behaviour import AgreementScores
 from toeplens.lens.kit.toeplitz import ToeplitzShares
 
 
@@ -19,15 +19,17 @@ def behaviour(positional: Any, symbolic: Any, interaction: Any) -> dict[str, Any
 
 
 def permutations(positional: Any, symbolic: Any) -> dict[str, Any]:
-    scores = Scores(*(np.array(x, dtype=float) for x in (positional, symbolic)), *np.zeros((2, *np.shape(positional))))
+    scores = AgreementScores(
+        *(np.array(x, dtype=float) for x in (positional, symbolic)), *np.zeros((2, *np.shape(positional)))
+    )
     return PermutationScores(scores, scores, queries=1, permutations=1, seed=0).to_dict()
 
 
 def frequency(frequencies: Any, centre: Any) -> dict[str, Any]:
-    turns, at = np.array(frequencies, dtype=float), np.array(centre, dtype=float)
-    norms, logits = (np.zeros((*at.shape, turns.shape[-1] + more)) for more in (1, 2))
-    layers, massive = tuple(range(len(at))), np.zeros((2, *at.shape))
-    return FrequencyRecord(layers, turns, norms, logits, logits, np.ones(at.shape), at, massive).to_dict()
+    turns, centres = np.array(frequencies, dtype=float), np.array(centre, dtype=float)
+    norms, logits = (np.zeros((*centres.shape, turns.shape[-1] + more)) for more in (1, 2))
+    layers, massive = tuple(range(len(centres))), np.zeros((2, *centres.shape))
+    return FrequencyRecord(layers, turns, norms, logits, logits, np.ones(centres.shape), centres, massive).to_dict()
 
 
 def bands(drops: Any) -> dict[str, Any]:
@@ -40,7 +42,7 @@ def toeplitz(share: Any) -> dict[str, Any]:
     return ToeplitzShares(shares, np.zeros(shares.shape)).to_dict()
 
 
-def longer(factor: float, accuracy: float | None, **more: Any) -> LengthResult:
+def length_result(factor: float, accuracy: float | None, **more: Any) -> LengthResult:
     """Texts of one length; where there is no accuracy, ``more`` has but the reason ``why``."""
     figures = {} if accuracy is None else {"examples": 1, "accuracy": accuracy, "low": accuracy, "high": accuracy}
     return LengthResult(round(24 * factor), factor, **figures, **more)

@@ -23,7 +23,7 @@ from toeplens.studies.card import Card, make_card
 LENGTH = 128
 
 
-class Window(OffsetBias):
+class WindowEncoding(OffsetBias):
     """Keys within three tokens, and no others."""
 
     citation = "this test"
@@ -33,43 +33,45 @@ class Window(OffsetBias):
 
 
 @pytest.fixture
-def theirs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def external_encodings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The encodings of this file, as another package would bring them."""
-    monkeypatch.setattr(registry, "entry_points", lambda group: [EntryPoint("window", f"{__name__}:Window", group)])
-    registry._found.cache_clear()
+    monkeypatch.setattr(
+        registry, "entry_points", lambda group: [EntryPoint("window", f"{__name__}:WindowEncoding", group)]
+    )
+    registry._load_encodings.cache_clear()
     yield
     monkeypatch.undo()
-    registry._found.cache_clear()
+    registry._load_encodings.cache_clear()
 
 
 @pytest.fixture(scope="module")
-def made() -> dict[str, Card]:
+def made_card() -> dict[str, Card]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cards, "FARTHEST", 4096)  # the resolution has tests of its own
+        patch.setattr(cards, "MAX_DISTANCE", 4096)  # the resolution has tests of its own
         patch.delitem(CHECKS, "compile")  # it takes most of the time
         return {
             name: make_card(name, length=LENGTH, rounds=1) for name in ("alibi", "rope", "fox", "nope", "sinusoidal")
         }
 
 
-def test_the_kernel_and_its_symbol(made: dict[str, Card]) -> None:
-    alibi, rope = made["alibi"], made["rope"]
+def test_the_kernel_and_symbol_match_closed_forms(made_card: dict[str, Card]) -> None:
+    alibi, rope = made_card["alibi"], made_card["rope"]
     assert np.array_equal(alibi.offsets, np.arange(-LENGTH + 1, LENGTH))
     slopes = 2.0 ** -np.arange(1, 9)
     np.testing.assert_allclose(alibi.kernel, -slopes[:, None] * np.abs(alibi.offsets), rtol=1e-6)
     assert rope.kernel.shape == (1, 16, 2 * LENGTH - 1)
-    flat = cards.flat(rope.kernel)[0]
+    flat = cards.real_curves(rope.kernel)[0]
     theta = 10000.0 ** (-np.arange(16) / 16)
     np.testing.assert_allclose(flat, np.cos(rope.offsets[:, None] * theta).mean(1), atol=1e-12)
     for card in (alibi, rope):
-        row = cards.flat(card.kernel)[0].astype(float)
+        row = cards.real_curves(card.kernel)[0].astype(float)
         matrix = toeplitz(row[LENGTH - 1 :])
         wave = np.exp(1j * card.angles[77] * np.arange(LENGTH)) / LENGTH**0.5
         np.testing.assert_allclose(card.symbol[0, 77], (wave.conj() @ matrix @ wave).real, rtol=1e-6)
-    assert made["fox"].kernel is made["fox"].symbol is None
+    assert made_card["fox"].kernel is made_card["fox"].symbol is None
 
 
-def test_an_odd_kernel_has_no_symbol_of_rounding_errors() -> None:
+def test_the_symbol_of_an_odd_kernel_has_no_rounding_noise() -> None:
     offsets = np.arange(-LENGTH + 1, LENGTH)
     angles, values = cards.symbol_of(offsets, np.stack((np.tanh(offsets / 7), np.tanh(offsets / 7) + (offsets == 0))))
     assert len(angles) == values.shape[1]
@@ -77,13 +79,13 @@ def test_an_odd_kernel_has_no_symbol_of_rounding_errors() -> None:
     np.testing.assert_allclose(values[1], 1.0, atol=1e-12)
 
 
-def test_attention_by_distance(made: dict[str, Card]) -> None:
-    flat, falling = made["nope"].profile, made["alibi"].profile
+def test_attention_by_distance_matches_the_closed_form(made_card: dict[str, Card]) -> None:
+    flat, falling = made_card["nope"].profile, made_card["alibi"].profile
     assert flat.shape == (8, LENGTH - 64 + 1)
     assert np.abs(flat.mean() - 1) < 0.05  # every key gets its share
     steep = falling[0]  # slope 1/2: a key's share falls by e^(-1/2) a token
     np.testing.assert_allclose(np.log(steep[1:20] / steep[:19]).mean(), -0.5, atol=0.1)
-    turned = made["rope"].profile.mean(0)
+    turned = made_card["rope"].profile.mean(0)
     assert turned[:3].mean() > 1.5 * turned[-30:].mean()  # contents that resemble one another are drawn to the near
 
 
@@ -96,14 +98,14 @@ def test_attention_by_distance(made: dict[str, Card]) -> None:
         ("rope", {"base": 1e300}, None),
     ],
 )
-def test_the_resolution_is_the_first_pair_that_rounds_to_one(name: str, options: dict, expected: dict | None) -> None:
+def test_the_resolution_is_the_first_pair_that_rounds_equal(name: str, options: dict, expected: dict | None) -> None:
     sizes = {"d_model": 16, "num_heads": 2, "head_dim": 8, "max_len": LENGTH}
     torch.manual_seed(0)
     encoding = encodings.build(name, **sizes, **options)
-    found = cards._resolution(encoding)
+    actual = cards._resolution(encoding)
     if expected is not None:
-        assert found == expected
-    for dtype, first in found.items():
+        assert actual == expected
+    for dtype, first in actual.items():
         kernel = encoding.double().kernel(torch.arange(3000))
         parts = (torch.view_as_real(kernel).movedim(-1, 0) if kernel.is_complex() else kernel).flatten(0, -2)
         rounded = parts.to(cards.DTYPES[dtype])
@@ -111,16 +113,16 @@ def test_the_resolution_is_the_first_pair_that_rounds_to_one(name: str, options:
         assert (same[0] if same else None) == (first if first is not None and first < 2999 else None)
 
 
-def test_the_cost_is_relative_and_counts_what_is_learned(made: dict[str, Card]) -> None:
-    for card in made.values():
+def test_the_cost_is_relative_and_counts_parameters(made_card: dict[str, Card]) -> None:
+    for card in made_card.values():
         assert all(math.isfinite(x) and x > 0 for x in (card.cost.forward, card.cost.step, card.cost.peak))
-    assert made["nope"].cost.peak == 1.0
-    assert 1.0 < made["alibi"].cost.peak < 3.0  # a dimension more of queries and keys, and no bias of H x N x N
-    assert made["fox"].cost.parameters == 8 * 256 + 8
-    assert made["alibi"].cost.parameters == 0
+    assert made_card["nope"].cost.peak == 1.0
+    assert 1.0 < made_card["alibi"].cost.peak < 3.0  # a dimension more of queries and keys, and no bias of H x N x N
+    assert made_card["fox"].cost.parameters == 8 * 256 + 8
+    assert made_card["alibi"].cost.parameters == 0
 
 
-def test_the_peak_is_what_lives_at_once() -> None:
+def test_peak_memory_counts_live_tensors() -> None:
     size = 4 * 300**2  # bytes of one matrix
     matrix = torch.randn(300, 300, requires_grad=True)
 
@@ -130,21 +132,21 @@ def test_the_peak_is_what_lives_at_once() -> None:
                 last = matrix @ matrix  # while one is made, the one before still lives
         return (last * matrix).sum()
 
-    assert 2 * size <= cards._peak(chain) <= 2 * size + 100
+    assert 2 * size <= cards._peak_memory(chain) <= 2 * size + 100
 
 
-def test_a_card_is_a_page(made: dict[str, Card], tmp_path) -> None:
-    rope = made["rope"]
+def test_a_card_is_a_page(made_card: dict[str, Card], tmp_path) -> None:
+    rope = made_card["rope"]
     page, charts = rope.page(), rope.charts()
     assert page.question == "What does rope do?"
     assert f"A training step takes {rope.cost.step:.2f} times as long" in page.answer
     assert list(charts) == ["kernel", "attention", "symbol"]
-    assert list(made["fox"].charts()) == ["attention"]
+    assert list(made_card["fox"].charts()) == ["attention"]
     rows = {row["x"]: row["value"] for row in rows_of(charts["kernel"])}
     for at in (0, 5, 100):
-        assert rows[at] == pytest.approx(cards.flat(rope.kernel)[0][LENGTH - 1 + at], rel=1e-4)
+        assert rows[at] == pytest.approx(cards.real_curves(rope.kernel)[0][LENGTH - 1 + at], rel=1e-4)
     assert rows_of(charts["attention"])[0]["value"] == pytest.approx(float(rope.profile[:, 0].mean()), rel=1e-4)
-    properties = {row[0].plain: row[1].plain for row in page.tables[0].body}
+    properties = {row[0].plain_text: row[1].plain_text for row in page.tables[0].body}
     assert properties["Source"].startswith("Su et al. 2021")
     assert properties["Resolution"] == "float32: no limit; float16: no limit; bfloat16: no limit"
     text = page.html()
@@ -155,11 +157,11 @@ def test_a_card_is_a_page(made: dict[str, Card], tmp_path) -> None:
         chart.save(tmp_path / "chart.svg")
 
 
-def test_all_cards_share_one_drawing_program(made: dict[str, Card], tmp_path) -> None:
-    index = write_cards(list(made.values()), tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"index.html", "vega.js", *(f"{n}.html" for n in made)}
+def test_all_cards_share_one_drawing_script(made_card: dict[str, Card], tmp_path) -> None:
+    index = write_cards(list(made_card.values()), tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"index.html", "vega.js", *(f"{n}.html" for n in made_card)}
     text = index.read_text()
-    assert all(f'href="{name}.html"' in text for name in made)
+    assert all(f'href="{name}.html"' in text for name in made_card)
     assert "4 depend only on distance (Toeplitz), 1 depend on content" in text
     card = (tmp_path / "rope.html").read_text()
     assert '<a href="index.html">' in card
@@ -167,11 +169,11 @@ def test_all_cards_share_one_drawing_program(made: dict[str, Card], tmp_path) ->
     assert len(card) < 200_000, "without the drawing program"
 
 
-def test_a_kernel_that_hides_keys_has_no_symbol_and_no_noise(
-    theirs: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_a_masking_kernel_has_no_symbol_and_no_noise(
+    external_encodings: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delitem(CHECKS, "compile")
-    monkeypatch.setattr(cards, "FARTHEST", 256)
+    monkeypatch.setattr(cards, "MAX_DISTANCE", 256)
     card = make_card("window", length=LENGTH, rounds=1)
     assert np.isneginf(card.kernel).any()
     assert card.symbol is None

@@ -14,23 +14,23 @@ from scipy import stats
 from toeplens.tasks import PAD, Examples, Language, Split, Task, build
 from toeplens.tasks.corpus import Corpus
 
-SAFE = 1e-4  # every draw here is seeded, so a statistic passes always or never
+P_VALUE = 1e-4  # every draw here is seeded, so a statistic passes always or never
 
 
-def draw(task: Task, count: int, seed: int = 0) -> Examples:
+def draw_examples(task: Task, count: int, seed: int = 0) -> Examples:
     return task.draw(np.random.Generator(np.random.Philox(seed)), count, seed)
 
 
 def texts(examples: Examples) -> list[tuple[list[int], int]]:
     """Each text without its padding, and its label."""
-    found = zip(examples.tokens.tolist(), examples.lengths.tolist(), examples.labels.tolist(), strict=True)
-    return [(row[:length], label) for row, length, label in found]
+    result = zip(examples.tokens.tolist(), examples.lengths.tolist(), examples.labels.tolist(), strict=True)
+    return [(row[:length], label) for row, length, label in result]
 
 
 def assert_even(counts: dict[Any, int], support: Iterable[Any]) -> None:
     """All of ``support`` occurs, nothing else, and as often by a chi-square test."""
     assert counts.keys() == set(support)
-    assert stats.chisquare(list(counts.values())).pvalue > SAFE
+    assert stats.chisquare(list(counts.values())).pvalue > P_VALUE
 
 
 def rows(tokens: np.ndarray) -> set[tuple[int, ...]]:
@@ -46,7 +46,7 @@ def assert_well_formed(task: Task, examples: Examples) -> None:
     assert examples.tokens.shape == (len(examples), task.length)
     assert examples.lengths.shape == (len(examples),)
     assert {examples.tokens.dtype, examples.labels.dtype, examples.lengths.dtype} == {np.dtype(np.int64)}
-    if task.each:
+    if task.per_token:
         assert examples.labels.shape == examples.tokens.shape
         assert (examples.labels[:, :-1] == examples.tokens[:, 1:]).all()
         assert (examples.lengths == task.length).all()
@@ -66,7 +66,7 @@ def language(*text: Path, **options: Any) -> Language:
     return task
 
 
-def written(folder: Path, texts: list[bytes]) -> Path:
+def write_folder(folder: Path, texts: list[bytes]) -> Path:
     """A folder with a file for each text."""
     folder.mkdir()
     for number, text in enumerate(texts):
@@ -98,21 +98,21 @@ def read_distance(task: Any, text: list[int]) -> int | set[int]:
 
 def released_readings(text: list[int], task: Any) -> list[tuple[int, int]]:
     """Every (left, between) that explains a sequence of the released form."""
-    found, pair = [], tuple(task.marked_words(SEED))
+    result, pair = [], tuple(task.marked_words(SEED))
     for left, second in itertools.combinations(range(len(text)), 2):
         between, right = second - left - 1, len(text) - second - 1
         if (text[left], text[second]) == pair and 1 <= left <= task.max_side and 1 <= between <= task.max_between:
             segments = (text[:left], text[left + 1 : second], text[second + 1 :])
             whole = right <= task.max_side and (right >= 1 or len(text) == task.cut)
             if whole and all(len(set(words)) == len(words) for words in segments):
-                found.append((left, between))
-    return found
+                result.append((left, between))
+    return result
 
 
 @cache
 def count_words(task: Task, seed: int) -> list[int]:
     """The trigger words of a counting data set: what never stands in a sequence that has none."""
-    examples = draw(task, 4000, seed)
+    examples = draw_examples(task, 4000, seed)
     return sorted({*examples.tokens.flat} - {*examples.tokens[examples.labels == 0].flat} - {PAD})
 
 
@@ -125,7 +125,7 @@ def read_count(task: Any, text: list[int]) -> int:
 def read_index(task: Any, text: list[int]) -> int:
     *body, query = text
     stated = query - task.words - 1
-    assert 0 <= stated < task.asked
+    assert 0 <= stated < task.num_positions
     assert all(1 <= word <= task.words for word in body)
     return (body[::-1] if task.from_end else body)[stated]
 
@@ -147,67 +147,67 @@ def read_mix(task: Any, text: list[int]) -> int:
     present = [word for word in body if word > task.words]
     assert len(present) == len(set(present)) == task.placed
     assert all(key <= task.words + task.keys for key in present)
-    place = body.index(query) + offset
-    assert 0 <= place < len(body)
-    return body[place]
+    position = body.index(query) + offset
+    assert 0 <= position < len(body)
+    return body[position]
 
 
 def parts_of_recall(text: list[int], keys: int, values: int) -> tuple[dict[int, int], list[int], int]:
     """The pairs, the keys that are asked for, and the number of tokens before them."""
     book: dict[int, int] = {}
-    asked: list[int] = []
+    queries: list[int] = []
     told = at = 0
     while at < len(text):
         word = text[at]
         if word > keys + values:
-            assert not asked  # distractors stand before the queries alone
+            assert not queries  # distractors stand before the queries alone
             at += 1
             continue
         assert 1 <= word <= keys
         if word not in book:
-            assert not asked
+            assert not queries
             assert keys < text[at + 1] <= keys + values
             book[word] = text[at + 1]
         else:
-            told = told if asked else at
-            asked.append(word)
+            told = told if queries else at
+            queries.append(word)
             assert at + 1 == len(text) or text[at + 1] == book[word]
         at += 2
-    return book, asked, told
+    return book, queries, told
 
 
 def read_recall(task: Any, text: list[int]) -> int:
-    book, asked, told = parts_of_recall(text, task.keys, task.values)
+    book, queries, pairs = parts_of_recall(text, task.keys, task.values)
     assert len(book) == task.pairs
-    assert 1 <= len(asked) == len(set(asked)) <= task.queries
-    assert told == (task.length - 2 * task.queries + 1 if task.distractors else 2 * task.pairs)
-    return book[asked[-1]]
+    assert 1 <= len(queries) == len(set(queries)) <= task.queries
+    assert pairs == (task.length - 2 * task.queries + 1 if task.distractors else 2 * task.pairs)
+    return book[queries[-1]]
 
 
 def read_regions(task: Any, text: list[int]) -> tuple[list[list[bool]], int]:
     """For each region, which of its words are marks; and the region that is asked for."""
     opening = task.marks + task.words + 1
-    found: list[list[bool]] = []
+    result: list[list[bool]] = []
     *body, query = text
     inside = False
     for word in body:
         if word in (opening, opening + 1):
             assert inside == (word > opening)
             inside = not inside
-            found += [[]] if inside else []
+            result += [[]] if inside else []
         else:
             assert 1 <= word < opening
             if inside:
-                found[-1].append(word <= task.marks)
+                result[-1].append(word <= task.marks)
     assert not inside
-    assert len(found) == task.regions
-    return found, query - opening - 2
+    assert len(result) == task.regions
+    return result, query - opening - 2
 
 
 def read_contextual_count(task: Any, text: list[int]) -> int:
-    found, asked = read_regions(task, text)
-    assert all(len(region) >= task.max_count >= sum(region) for region in found)
-    return sum(found[asked])
+    result, asked = read_regions(task, text)
+    assert all(len(region) >= task.max_count >= sum(region) for region in result)
+    return sum(result[asked])
 
 
 def read_parity(task: Any, text: list[int]) -> int:
@@ -218,28 +218,28 @@ def read_parity(task: Any, text: list[int]) -> int:
 def depths(text: list[int], kinds: int) -> list[int] | None:
     """How many brackets are open after each one; None if one closes what is not open."""
     stack: list[int] = []
-    found = []
+    result = []
     for bracket in text:
         assert 1 <= bracket <= 2 * kinds
         if bracket <= kinds:
             stack.append(bracket)
         elif not stack or stack.pop() != bracket - kinds:
             return None
-        found.append(len(stack))
-    return found
+        result.append(len(stack))
+    return result
 
 
 def balanced(text: list[int], kinds: int, max_depth: int = 10**6) -> bool:
-    found = depths(text, kinds)
-    return found is not None and found[-1] == 0 and max(found) <= max_depth
+    result = depths(text, kinds)
+    return result is not None and result[-1] == 0 and max(result) <= max_depth
 
 
 def read_dyck(task: Any, text: list[int]) -> int:
     if task.ask == "depth":
-        found = depths(text, task.kinds)
-        assert found is not None
-        assert max(found) <= task.max_depth
-        return found[-1]
+        result = depths(text, task.kinds)
+        assert result is not None
+        assert max(result) <= task.max_depth
+        return result[-1]
     if balanced(text, task.kinds):
         assert balanced(text, task.kinds, task.max_depth)
         return 1
@@ -254,13 +254,13 @@ def read_dyck(task: Any, text: list[int]) -> int:
 
 def read_rewriting(task: Any, text: list[int]) -> int:
     at = text.index(task.words + 1)
-    items, shown = text[:at], text[at + 1 :]
-    assert all(1 <= word <= task.words for word in (*items, *shown))
+    items, result_digits = text[:at], text[at + 1 :]
+    assert all(1 <= word <= task.words for word in (*items, *result_digits))
     assert task.min_items <= len(items) <= task.length // 2
     assert task.repeats or len(set(items)) == len(items)
     answer = {"copy": items, "reverse": items[::-1], "sort": sorted(items)}[task.name]
-    assert answer[: len(shown)] == shown
-    return answer[len(shown)]
+    assert answer[: len(result_digits)] == result_digits
+    return answer[len(result_digits)]
 
 
 def spelt(number: int, base: int, order: str, width: int) -> list[int]:

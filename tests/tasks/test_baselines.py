@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tasks.readers import texts
 
-from toeplens.ground import InputError
 from toeplens.tasks import Examples, Task, build, trivial_baselines
-from toeplens.tasks.baselines import MOST, _segments, ngram_bits
+from toeplens.tasks.baselines import MAX_TOKENS, _segments, ngram_bits
+from toeplens.utils import InputError
 
-FACTS: dict[str, Callable[[list[int]], int]] = {
+FEATURES: dict[str, Callable[[list[int]], int]] = {
     "constant": lambda text: 0,
     "length": len,
     "first": lambda text: text[0],
@@ -37,16 +37,18 @@ def commonest(labels: list[int]) -> int:
     return min(counts, key=lambda label: (-counts[label], label))
 
 
-def by_fact(train: list[tuple[Any, int]], test: list[tuple[Any, int]]) -> float:
+def accuracy_by_feature(train: list[tuple[Any, int]], test: list[tuple[Any, int]]) -> float:
     """Accuracy of the most frequent label of each fact; pairs of facts and labels."""
-    told: dict[Any, list[int]] = {}
+    labels_by_feature: dict[Any, list[int]] = {}
     for fact, label in train:
-        told.setdefault(fact, []).append(label)
+        labels_by_feature.setdefault(fact, []).append(label)
     usual = commonest([label for _, label in train])
-    return sum((commonest(told[fact]) if fact in told else usual) == label for fact, label in test) / len(test)
+    return sum(
+        (commonest(labels_by_feature[fact]) if fact in labels_by_feature else usual) == label for fact, label in test
+    ) / len(test)
 
 
-def by_bag(train: Examples, test: Examples) -> float:
+def accuracy_by_bag(train: Examples, test: Examples) -> float:
     vocab_size = 1 + max(int(train.tokens.max()), int(test.tokens.max()))
     bags: dict[int, Counter[int]] = {}
     seen = Counter(train.labels.tolist())
@@ -72,26 +74,26 @@ CASES = {
 
 
 @pytest.mark.parametrize("which", CASES)
-def test_the_rules_score_what_they_score_text_by_text(which: str):
+def test_rule_baselines_match_scoring_each_sequence(which: str):
     train, test = draw(CASES[which], 300, 0), draw(CASES[which], 200, 1)
-    found = trivial_baselines(train, test)
-    assert list(found) == [*FACTS, "bag"]
-    for name, fact in FACTS.items():
+    actual = trivial_baselines(train, test)
+    assert list(actual) == [*FEATURES, "bag"]
+    for name, fact in FEATURES.items():
         known = ([(fact(text), label) for text, label in texts(examples)] for examples in (train, test))
-        assert found[name] == pytest.approx(by_fact(*known), abs=1e-12), name
-    assert found["bag"] == pytest.approx(by_bag(train, test), abs=1e-12)
+        assert actual[name] == pytest.approx(accuracy_by_feature(*known), abs=1e-12), name
+    assert actual["bag"] == pytest.approx(accuracy_by_bag(train, test), abs=1e-12)
 
 
-def test_the_rules_of_tokens_score_what_they_score_token_by_token():
+def test_per_token_baselines_match_scoring_each_token():
     task = build("markov-language", length=24, words=9, branches=3, documents=90, document=70, span=8)
     train, test = task.dataset("train", 40, seed=0), task.dataset("test", 20, seed=0)
-    found = trivial_baselines(train, test)
+    actual = trivial_baselines(train, test)
     before = {
         "constant": lambda row, at: 0,
         "last": lambda row, at: row[at],
         "last but one": lambda row, at: row[at - 1] if at else None,
     }
-    assert found.keys() == before.keys()
+    assert actual.keys() == before.keys()
     for name, fact in before.items():
         known = (
             [
@@ -101,7 +103,7 @@ def test_the_rules_of_tokens_score_what_they_score_token_by_token():
             ]
             for examples in (train, test)
         )
-        assert found[name] == pytest.approx(by_fact(*known), abs=1e-12), name
+        assert actual[name] == pytest.approx(accuracy_by_feature(*known), abs=1e-12), name
 
 
 @pytest.mark.parametrize("field", ["train", "test"])
@@ -123,7 +125,7 @@ windows = st.integers(2, 7).flatmap(
 )
 
 
-class Dictionaries:
+class DictionaryNgrams:
     """The rule, a token at a time."""
 
     def __init__(self, train: list[int]) -> None:
@@ -134,39 +136,39 @@ class Dictionaries:
 
     def share(self, word: int, before: tuple[int, ...]) -> float:
         shorter = self.share(word, before[1:]) if before else 1 / WORDS
-        seen = self.follows[before]
-        return (seen[word] + len(seen) * shorter) / (seen.total() + len(seen)) if seen else shorter
+        counts = self.follows[before]
+        return (counts[word] + len(counts) * shorter) / (counts.total() + len(counts)) if counts else shorter
 
     def bits(self, texts: list[list[int]], order: int) -> float:
-        found = [
+        result = [
             -math.log2(self.share(text[at], tuple(text[max(0, at - order) : at])))
             for text in texts
             for at in range(1, len(text))
         ]
-        return sum(found) / len(found)
+        return sum(result) / len(result)
 
 
 @given(streams, windows)
-def test_bits_are_those_of_dictionaries(train: np.ndarray, texts: np.ndarray):
-    found, slow = ngram_bits(train, texts, WORDS), Dictionaries(train.tolist())
-    assert list(found) == [0, 1, 2, 3]
-    for order, bits in found.items():
+def test_ngram_bits_match_dictionaries(train: np.ndarray, texts: np.ndarray):
+    actual, slow = ngram_bits(train, texts, WORDS), DictionaryNgrams(train.tolist())
+    assert list(actual) == [0, 1, 2, 3]
+    for order, bits in actual.items():
         assert bits == pytest.approx(slow.bits(texts.tolist(), order), rel=1e-12)
 
 
-def test_a_large_vocabulary_has_no_number_too_large():
+def test_a_large_vocabulary_does_not_overflow():
     rng, many = np.random.Generator(np.random.Philox(1)), 2**31 - 1
     train = np.tile(rng.integers(0, many, 50), 40).astype(np.int32)
-    found = ngram_bits(train, train[None, :400].astype(np.int64), many)
-    assert found[3] < found[2] < found[1] < 1 < found[0] < 6
+    actual = ngram_bits(train, train[None, :400].astype(np.int64), many)
+    assert actual[3] < actual[2] < actual[1] < 1 < actual[0] < 6
 
 
-def test_of_a_long_text_stretches_from_all_over_are_counted():
+def test_a_long_text_is_sampled_over_its_whole_length():
     train = np.arange(100_000)
-    assert len(_segments(train, MOST)) == 100_000
+    assert len(_segments(train, MAX_TOKENS)) == 100_000
     some = _segments(train, 6_400)
     assert len(some) == len(np.unique(some)) == 6_400
     assert (some[0], some[-1]) == (0, 99_999)
     assert np.count_nonzero(np.diff(some) != 1) == 63
     assert len(_segments(train, 7)) == 7
-    assert ngram_bits(train % 2, np.array([[0, 1, 0, 1]]), 2, most=6_400)[1] < 0.01
+    assert ngram_bits(train % 2, np.array([[0, 1, 0, 1]]), 2, max_tokens=6_400)[1] < 0.01

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from tests.tasks.readers import READERS, SAFE, SEED, assert_well_formed, draw, rows, same, texts
+from tests.tasks.readers import P_VALUE, READERS, SEED, assert_well_formed, draw_examples, rows, same, texts
 
 from toeplens import tasks
-from toeplens.ground import InputError
 from toeplens.tasks import PAD, Examples, Task, build
+from toeplens.utils import InputError
 
 COUNT = 8_000
 
@@ -63,26 +63,26 @@ each_case = pytest.mark.parametrize("which", CASES)
 each_task = pytest.mark.parametrize("which", {name: which for which, (name, *_) in reversed(CASES.items())}.values())
 
 
-def case(which: str) -> Task:
+def task_of(which: str) -> Task:
     name, options, _ = CASES[which]
     return build(name, **options)
 
 
 @cache
-def drawn(which: str) -> Examples:
-    return draw(case(which), COUNT)
+def examples_of(which: str) -> Examples:
+    return draw_examples(task_of(which), COUNT)
 
 
-def test_every_task_has_a_case_and_a_reader():
+def test_every_task_has_a_test_case_and_a_reader():
     assert (
         READERS.keys()
         == {name for name, _, _ in CASES.values()}
-        == {name for name in tasks.names() if not tasks.get(name).each}
+        == {name for name in tasks.names() if not tasks.get(name).per_token}
     )
     assert tasks.names()[:2] == ("trigger-distance", "trigger-count")
 
 
-def changed(which: str, draws: st.DataObject) -> Task | None:
+def resized_task(which: str, draws: st.DataObject) -> Task | None:
     """The task of a case with other numbers; None if they do not fit."""
     name, options, _ = CASES[which]
     other = {
@@ -99,19 +99,19 @@ def changed(which: str, draws: st.DataObject) -> Task | None:
 @given(draws=st.data())
 @settings(suppress_health_check=[HealthCheck.filter_too_much])
 def test_a_reader_finds_each_label_at_any_size(which: str, draws: st.DataObject):
-    task = changed(which, draws)
+    task = resized_task(which, draws)
     assume(task is not None)
     assert task is not None
     longer = [task]
     with suppress(InputError):  # of pairs alone, no more fit
         longer.append(task.at_length(task.length + 6))
     for each in longer:
-        examples = draw(each, 50, SEED)
+        examples = draw_examples(each, 50, SEED)
         assert_well_formed(each, examples)
         assert examples.lengths.min() >= getattr(each, "shortest", 1) or not getattr(each, "distractors", 1)
         for text, label in texts(examples):
-            found = READERS[each.name](each, text)
-            assert label in (found if isinstance(found, set) else {found})
+            actual = READERS[each.name](each, text)
+            assert label in (actual if isinstance(actual, set) else {actual})
 
 
 @pytest.mark.parametrize("name", tasks.names())
@@ -124,14 +124,14 @@ def test_the_defaults_make_a_task(name: str):
     assert "self" not in tasks.options(name)
     assert "length" in tasks.options(name)
     assert 0 < task.chance() <= task.length_chance() <= 1
-    assert task.watched in ("test", "validation")
-    assert_well_formed(task, draw(task, 200))
+    assert task.eval_split in ("test", "validation")
+    assert_well_formed(task, draw_examples(task, 200))
 
 
 @each_task
-def test_a_synthetic_task_has_two_splits_and_nothing_to_pin(which: str):
-    task = case(which)
-    assert (task.each, task.watched, task.pinned()) == (False, "test", {})
+def test_a_synthetic_task_has_two_splits_and_no_pinned_data(which: str):
+    task = task_of(which)
+    assert (task.per_token, task.eval_split, task.pinned_options()) == (False, "test", {})
     with pytest.raises(InputError, match=r"^split must be one of test, train, got 'validation'"):
         task.dataset("validation", 1, seed=0)
     with pytest.raises(InputError, match=r"^test_examples must be at least 1, got 0"):
@@ -139,18 +139,18 @@ def test_a_synthetic_task_has_two_splits_and_nothing_to_pin(which: str):
 
 
 @each_task
-def test_a_data_set_is_a_function_of_its_seed_and_streams(which: str):
-    task = case(which)
+def test_a_data_set_is_determined_by_its_seed_and_streams(which: str):
+    task = task_of(which)
     for split in ("train", "test"):
         once = task.dataset(split, 300, seed=3)
-        assert same(once, case(which).dataset(split, 300, seed=3))
+        assert same(once, task_of(which).dataset(split, 300, seed=3))
         assert not np.array_equal(once.tokens, task.dataset(split, 300, seed=4).tokens)
         assert same(next(task.stream(split, 3))[:300], once)
 
 
 @each_task
-def test_train_and_test_share_no_text_and_no_question(which: str):
-    task = case(which)
+def test_train_and_test_are_disjoint(which: str):
+    task = task_of(which)
     train = task.dataset("train", 1500, seed=0)
     for test in (task.dataset("test", 1500, seed) for seed in (0, 1)):
         assert len(rows(train.tokens)) == len(rows(test.tokens)) == 1500
@@ -159,8 +159,8 @@ def test_train_and_test_share_no_text_and_no_question(which: str):
 
 
 @pytest.mark.parametrize("which", [which for which in CASES if which != "distance-released"])  # it states none
-def test_the_joint_distribution_of_length_and_label_is_as_stated(which: str):
-    task, examples = case(which), drawn(which)
+def test_the_joint_distribution_of_length_and_label_matches_the_task(which: str):
+    task, examples = task_of(which), examples_of(which)
     lengths, labels = np.unique(examples.lengths), list(task.labels)
     counts = np.zeros((len(lengths), len(labels)))
     np.add.at(counts, (np.searchsorted(lengths, examples.lengths), examples.labels - labels[0]), 1)
@@ -173,16 +173,16 @@ def test_the_joint_distribution_of_length_and_label_is_as_stated(which: str):
     assert counts.shape == expected.shape
     assert not counts[expected == 0].any()
     common = expected >= 5
-    found = np.append(counts[common], counts[~common].sum())
-    wanted = np.append(expected[common], expected[~common].sum())
-    kept = wanted > 0
-    assert stats.chisquare(found[kept], wanted[kept] * found.sum() / wanted.sum()).pvalue > SAFE
+    actual = np.append(counts[common], counts[~common].sum())
+    target = np.append(expected[common], expected[~common].sum())
+    possible = target > 0
+    assert stats.chisquare(actual[possible], target[possible] * actual.sum() / target.sum()).pvalue > P_VALUE
 
 
 @each_case
-def test_chances_are_what_the_best_guesses_get(which: str):
+def test_chance_levels_are_the_accuracy_of_the_best_guess(which: str):
     """With no knowledge, and from the length alone."""
-    task, drawn_ones = case(which), drawn(which)
+    task, drawn_ones = task_of(which), examples_of(which)
     for ignored in (None, int(np.bincount(drawn_ones.labels).argmax())):
         examples = drawn_ones[drawn_ones.labels != ignored]
         half = len(examples) // 2
@@ -198,24 +198,26 @@ def test_chances_are_what_the_best_guesses_get(which: str):
 
 
 @each_case
-def test_at_another_length_the_labels_and_the_words_stay(which: str):
-    task, length = case(which), CASES[which][2]
+def test_another_length_keeps_labels_and_vocabulary(which: str):
+    task, length = task_of(which), CASES[which][2]
     longer = task.at_length(length)
     assert type(longer) is type(task)
     assert (longer.length, longer.labels, longer.vocab_size) == (length, task.labels, task.vocab_size)
-    examples = draw(longer, 2000)
+    examples = draw_examples(longer, 2000)
     assert_well_formed(longer, examples)
-    assert examples.lengths.max() > drawn(which).lengths.max()
-    assert set(examples.tokens.flat) - {PAD} <= set(drawn(which).tokens.flat)  # no token that training has not seen
+    assert examples.lengths.max() > examples_of(which).lengths.max()
+    assert set(examples.tokens.flat) - {PAD} <= set(
+        examples_of(which).tokens.flat
+    )  # no token that training has not seen
     assert set(examples.labels.tolist()) == set(task.labels)
     again = longer.at_length(task.length)
     assert (again.labels, again.vocab_size) == (task.labels, task.vocab_size)
 
 
-def test_streams_do_not_end_before_the_texts_do():
+def test_streams_last_as_long_as_there_are_sequences():
     task = build("parity", length=5)
-    found = [rows(part.tokens) for split in ("train", "test") for part in itertools.islice(task.stream(split, 0), 60)]
-    assert sum(len(part) for part in found) == len(set().union(*found)) == 2**5
+    actual = [rows(part.tokens) for split in ("train", "test") for part in itertools.islice(task.stream(split, 0), 60)]
+    assert sum(len(part) for part in actual) == len(set().union(*actual)) == 2**5
 
 
 def test_a_depth_or_an_offset_beyond_the_text_takes_no_memory():
@@ -233,22 +235,24 @@ def test_a_depth_or_an_offset_beyond_the_text_takes_no_memory():
         ("copy", {"length": 16, "words": 8}, 7),
     ],
 )
-def test_texts_of_another_length_are_none_that_were_trained_on(name: str, options: dict[str, Any], length: int) -> None:
+def test_sequences_of_another_length_are_not_in_the_training_set(
+    name: str, options: dict[str, Any], length: int
+) -> None:
     task = tasks.build(name, **options)
-    other = task.at_length(length)
+    longer_task = task.at_length(length)
     trained = task.dataset("train", 20_000, 42)
     seen = {tuple(row[:size]) for row, size in zip(trained.tokens.tolist(), trained.lengths, strict=True)}
 
     def again(examples: tasks.Examples) -> list[bool]:
         return [tuple(row[:n]) in seen for row, n in zip(examples.tokens.tolist(), examples.lengths, strict=True)]
 
-    found = other.unseen(task, 100, 42)
-    assert len(found) == 100
-    assert not any(again(found))
-    assert any(again(other.dataset("test", 400, 42))), "else nothing had to be left out"
+    actual = longer_task.unseen_dataset(task, 100, 42)
+    assert len(actual) == 100
+    assert not any(again(actual))
+    assert any(again(longer_task.dataset("test", 400, 42))), "else nothing had to be left out"
 
 
-def test_seeds_of_two_words_have_texts_of_their_own() -> None:
+def test_seeds_beyond_32_bits_are_distinct() -> None:
     task = tasks.build("parity", length=40)
     rows = [
         {tuple(row) for row in task.dataset("train", 2000, seed).tokens.tolist()}

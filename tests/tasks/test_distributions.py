@@ -9,40 +9,50 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from scipy import stats
-from tests.tasks.readers import SAFE, assert_even, balanced, depths, draw, parts_of_recall, read_regions, spelt, texts
+from tests.tasks.readers import (
+    P_VALUE,
+    assert_even,
+    balanced,
+    depths,
+    draw_examples,
+    parts_of_recall,
+    read_regions,
+    spelt,
+    texts,
+)
 
 from toeplens.tasks import build
 
 
-def test_index_asks_for_each_of_its_places_as_often_at_any_length():
+def test_index_queries_positions_uniformly_at_any_length():
     task = build("index", length=9, words=4)
     for each in (task, task.at_length(30)):
-        examples = draw(each, 4000)
+        examples = draw_examples(each, 4000)
         assert_even(Counter(examples.tokens[np.arange(4000), examples.lengths - 1].tolist()), range(5, 13))
 
 
-def test_every_pair_of_a_text_is_asked_for_as_often():
+def test_recall_queries_pairs_uniformly():
     task = build("retrieval", length=5, keys=4, values=3, pairs=4, distractors=0)
-    asked = (([(word - 1) // 3 for word in text[:-1]], text[-1] - 13) for text, _ in texts(draw(task, 4000)))
+    asked = (([(word - 1) // 3 for word in text[:-1]], text[-1] - 13) for text, _ in texts(draw_examples(task, 4000)))
     assert_even(Counter(keys.index(query) for keys, query in asked), range(4))
 
 
-def test_mix_asks_for_every_key_offset_and_place_as_often():
+def test_mix_queries_keys_offsets_and_positions_uniformly():
     task = build("mix", length=7, words=3, keys=3, placed=2, min_offset=-1, max_offset=1)
-    found = [text for text, _ in texts(draw(task, 6000))]
-    assert_even(Counter(text[-2] for text in found), (4, 5, 6))
-    assert_even(Counter(text[-1] for text in found), (7, 8))
+    actual = [text for text, _ in texts(draw_examples(task, 6000))]
+    assert_even(Counter(text[-2] for text in actual), (4, 5, 6))
+    assert_even(Counter(text[-1] for text in actual), (7, 8))
     places = [*((7, at) for at in (1, 2, 3, 4)), *((8, at) for at in (0, 1, 2, 3))]
-    assert_even(Counter((text[-1], text.index(text[-2])) for text in found), places)
+    assert_even(Counter((text[-1], text.index(text[-2])) for text in actual), places)
 
 
-def test_every_number_of_queries_every_pair_and_every_place_is_as_likely():
+def test_query_counts_pairs_and_positions_are_uniform():
     task = build("recall", length=12, keys=4, values=2, pairs=3, queries=2, distractors=2)
     many, which, places = Counter(), Counter(), Counter()
-    for text, _ in texts(draw(task, 6000)):
-        book, asked, _ = parts_of_recall(text, 4, 2)
-        many[len(asked)] += 1
-        which[list(book).index(asked[-1])] += 1
+    for text, _ in texts(draw_examples(task, 6000)):
+        book, queries, _ = parts_of_recall(text, 4, 2)
+        many[len(queries)] += 1
+        which[list(book).index(queries[-1])] += 1
         places[tuple(text.index(key) for key in book)] += 1
     assert_even(many, (1, 2))
     assert_even(which, range(3))
@@ -50,49 +60,49 @@ def test_every_number_of_queries_every_pair_and_every_place_is_as_likely():
     assert_even(places, places)
 
 
-def test_every_division_into_regions_is_as_likely():
+def test_region_boundaries_are_uniform():
     task = build("contextual-count", length=9, regions=1, max_count=2)  # 4 words to divide among 3 parts: 15 ways
-    shapes = Counter((text.index(3), text.index(4)) for text, _ in texts(draw(task, 6000)))
+    shapes = Counter((text.index(3), text.index(4)) for text, _ in texts(draw_examples(task, 6000)))
     assert len(shapes) == 15
     assert_even(shapes, shapes)
 
 
-def test_counts_are_independent_of_widths_regions_and_one_another_and_marks_of_their_places():
+def test_counts_and_mark_positions_are_independent():
     task = build("contextual-count", length=26, regions=2, max_count=3)
     tables = {"width": np.zeros((4, 2)), "asked": np.zeros((4, 2)), "other": np.zeros((4, 4))}
     first = np.zeros(2)
-    for text, label in texts(draw(task, 6000)):
-        found, asked = read_regions(task, text)
-        tables["width"][label, int(len(found[asked]) > 6)] += 1
-        tables["asked"][label, asked] += 1
-        tables["other"][label, sum(found[1 - asked])] += 1
-        first += found[0][0], found[0][-1]
+    for text, label in texts(draw_examples(task, 6000)):
+        actual, queried = read_regions(task, text)
+        tables["width"][label, int(len(actual[queried]) > 6)] += 1
+        tables["asked"][label, queried] += 1
+        tables["other"][label, sum(actual[1 - queried])] += 1
+        first += actual[0][0], actual[0][-1]
     for table in tables.values():
-        assert stats.chi2_contingency(table).pvalue > SAFE
-    assert stats.chisquare(first).pvalue > SAFE
+        assert stats.chi2_contingency(table).pvalue > P_VALUE
+    assert stats.chisquare(first).pvalue > P_VALUE
 
 
-def test_outside_the_regions_half_of_the_words_are_marks():
+def test_half_of_the_words_outside_the_regions_are_marks():
     task = build("contextual-count", length=30, regions=2, max_count=2)
     marks = total = 0
-    for text, _ in texts(draw(task, 1000)):
+    for text, _ in texts(draw_examples(task, 1000)):
         inside = False
         for word in text[:-1]:
             if word >= 3:
                 inside = word == 3
             elif not inside:
                 marks, total = marks + (word == 1), total + 1
-    assert stats.binomtest(marks, total, 0.5).pvalue > SAFE
+    assert stats.binomtest(marks, total, 0.5).pvalue > P_VALUE
 
 
 # ---- brackets --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kinds", [1, 2, 4])
-def test_both_ways_to_be_wrong_occur_and_the_ends_rarely_give_them_away(kinds: int):
+def test_both_bracket_errors_occur_and_ends_rarely_reveal_them(kinds: int):
     """Wrong order (too many closed) and wrong kind; a text that begins by closing is told by its first bracket."""
     wrong_order = wrong_kind = given_away = total = 0
-    for text, label in texts(draw(build("dyck", length=32, kinds=kinds), 1500)):
+    for text, label in texts(draw_examples(build("dyck", length=32, kinds=kinds), 1500)):
         if not label:
             total += 1
             heights = np.cumsum([1 if bracket <= kinds else -1 for bracket in text])
@@ -105,33 +115,33 @@ def test_both_ways_to_be_wrong_occur_and_the_ends_rarely_give_them_away(kinds: i
 
 
 @pytest.mark.parametrize(("kinds", "max_depth"), [(1, 1), (1, 2), (1, 5), (2, 2)])
-def test_every_balanced_text_is_as_likely(kinds: int, max_depth: int):
+def test_balanced_sequences_are_uniform(kinds: int, max_depth: int):
     every = {
         text for text in itertools.product(range(1, 2 * kinds + 1), repeat=6) if balanced(list(text), kinds, max_depth)
     }
     task = build("dyck", length=6, kinds=kinds, max_depth=max_depth)
-    counts = Counter(tuple(text) for text, label in texts(draw(task, 6000)) if label)
+    counts = Counter(tuple(text) for text, label in texts(draw_examples(task, 6000)) if label)
     assert counts.keys() == every
     if len(every) > 1:
         assert_even(counts, every)
 
 
-def test_every_beginning_of_the_same_length_and_depth_is_as_likely():
+def test_prefixes_of_equal_length_and_depth_are_uniform():
     task = build("dyck", ask="depth", length=6, kinds=1, max_depth=3)
     by_end: dict[tuple[int, int], Counter[tuple[int, ...]]] = {}
-    for text, label in texts(draw(task, 8000)):
+    for text, label in texts(draw_examples(task, 8000)):
         by_end.setdefault((len(text), label), Counter())[tuple(text)] += 1
     assert sorted(by_end) == [(5, 1), (5, 3), (6, 0), (6, 2)]
     for (length, _), counts in by_end.items():
         every = [depths(list(text), 1) for text in itertools.product((1, 2), repeat=length)]
         end = depths(list(next(iter(counts))), 1)
         assert end is not None
-        assert len(counts) == sum(found is not None and max(found) <= 3 and found[-1] == end[-1] for found in every)
+        assert len(counts) == sum(actual is not None and max(actual) <= 3 and actual[-1] == end[-1] for actual in every)
         assert_even(counts, counts)
 
 
-def test_very_long_texts_do_not_overflow():
-    for text, label in texts(draw(build("dyck", max_depth=12).at_length(1200), 6)):
+def test_very_long_sequences_do_not_overflow():
+    for text, label in texts(draw_examples(build("dyck", max_depth=12).at_length(1200), 6)):
         assert len(text) == 1200
         assert balanced(text, 2) == bool(label)
 
@@ -140,7 +150,7 @@ def test_very_long_texts_do_not_overflow():
 
 
 @pytest.mark.parametrize("repeats", [True, False])
-def test_the_shares_of_sorting_are_counted_over_all_texts(repeats: bool):
+def test_sorting_shares_match_enumeration(repeats: bool):
     words, least, most = 4, 2, 4
     counted: defaultdict[tuple[int, int], Fraction] = defaultdict(Fraction)
     for size in range(least, most + 1):
@@ -158,7 +168,7 @@ def test_the_shares_of_sorting_are_counted_over_all_texts(repeats: bool):
         assert share == pytest.approx(float(counted[length, label + 1]), abs=1e-13)
 
 
-def test_the_shares_of_sorting_are_finite_at_any_size():
+def test_sorting_shares_are_finite_at_any_size():
     for options in ({"length": 600, "words": 4}, {"length": 600, "words": 1200, "repeats": False}):
         task = build("sort", min_items=300, **options)
         shares = task.shares()
@@ -169,7 +179,7 @@ def test_the_shares_of_sorting_are_finite_at_any_size():
 
 @pytest.mark.parametrize("order", ["most-first", "least-first"])
 @pytest.mark.parametrize(("padded", "least", "base"), [(False, 1, 3), (False, 2, 4), (True, 1, 3), (True, 2, 2)])
-def test_the_shares_are_counted_over_all_sums(order: str, padded: bool, least: int, base: int):
+def test_addition_shares_match_enumeration(order: str, padded: bool, least: int, base: int):
     digits = 3 if base == 2 else 2
     length = 3 * digits + (2 if padded else 3)
     task = build("addition", length=length, base=base, order=order, padded=padded, min_digits=least)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.builders import refusal
+from tests.builders import refusal_message
 from tests.tasks.readers import assert_well_formed, rows, same
 
 from toeplens import tasks
@@ -47,22 +47,22 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @cache
-def case(which: str) -> LanguageTask:
+def task_of(which: str) -> LanguageTask:
     name, options = CASES[which]
     task = build(name, **options)
     assert isinstance(task, LanguageTask)
     return task
 
 
-def test_every_language_has_a_case():
-    assert {name for name, _ in CASES.values()} == {name for name in tasks.names() if tasks.get(name).each}
+def test_every_language_has_a_test_case():
+    assert {name for name, _ in CASES.values()} == {name for name in tasks.names() if tasks.get(name).per_token}
 
 
 @each_case
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_windows_tile_the_stream(which: str, split: Split):
-    task = case(which)
-    assert (task.each, task.watched, task.answer) == (True, "validation", "both")
+    task = task_of(which)
+    assert (task.per_token, task.eval_split, task.answer) == (True, "validation", "both")
     stream = np.asarray(task.corpus().stream(split)).astype(np.int64)
     many = task.windows(split)
     assert many == (len(stream) - 1) // task.length
@@ -78,48 +78,50 @@ def test_windows_tile_the_stream(which: str, split: Split):
 @each_case
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_a_stream_is_documents_with_a_separator_after_each(which: str, split: Split):
-    corpus = case(which).corpus()
+    corpus = task_of(which).corpus()
     stream, starts, sizes = corpus.stream(split), corpus.starts(split), corpus.bytes_of(split)
     assert (starts[0], starts[-1], len(starts)) == (0, len(stream), len(sizes) + 1)
     assert starts.dtype == sizes.dtype == np.int64
     assert (stream[starts[1:] - 1] == corpus.separator).all()
     assert (np.diff(starts) - 1 == sizes).all()  # a token a byte in all of these
     assert np.count_nonzero(stream == corpus.separator) == len(sizes)
-    assert int(stream.max()) < corpus.vocab_size == case(which).vocab_size
+    assert int(stream.max()) < corpus.vocab_size == task_of(which).vocab_size
     assert stream.dtype == (np.uint8 if corpus.vocab_size <= 256 else np.uint16)
 
 
 @each_case
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_a_set_is_a_function_of_its_seed_and_begins_a_larger_one(which: str, split: Split):
-    task, again = case(which), build(CASES[which][0], **CASES[which][1])
+def test_a_set_is_determined_by_its_seed_and_is_a_prefix_of_larger_ones(which: str, split: Split):
+    task, again = task_of(which), build(CASES[which][0], **CASES[which][1])
     many = task.windows(split)
-    whole = task.dataset(split, many, seed=3)
-    assert same(whole, again.dataset(split, many, seed=3))
-    assert same(whole[:3], task.dataset(split, 3, seed=3))
+    full = task.dataset(split, many, seed=3)
+    assert same(full, again.dataset(split, many, seed=3))
+    assert same(full[:3], task.dataset(split, 3, seed=3))
     streamed = list(task.stream(split, 3))
-    assert same(whole, tasks.Examples.join(streamed))
-    other = task.dataset(split, many, seed=4)
-    assert rows(other.tokens) == rows(whole.tokens)
-    assert not np.array_equal(other.tokens, whole.tokens)
+    assert same(full, tasks.Examples.join(streamed))
+    other_seed = task.dataset(split, many, seed=4)
+    assert rows(other_seed.tokens) == rows(full.tokens)
+    assert not np.array_equal(other_seed.tokens, full.tokens)
 
 
 @each_case
-def test_more_windows_than_there_are_and_none_are_refused(which: str):
-    task = case(which)
+def test_zero_or_too_many_windows_are_refused(which: str):
+    task = task_of(which)
     many = task.windows("validation")
-    assert refusal(lambda: task.dataset("validation", many + 1, seed=0)).startswith(
+    assert refusal_message(lambda: task.dataset("validation", many + 1, seed=0)).startswith(
         f"test_examples must be at most {many}, the windows of {task.length} tokens in the validation split"
     )
-    assert refusal(lambda: task.dataset("test", 0, seed=0)).startswith("test_examples must be at least 1, got 0")
+    assert refusal_message(lambda: task.dataset("test", 0, seed=0)).startswith(
+        "test_examples must be at least 1, got 0"
+    )
     long = task.at_length(10**7)
     for ask in (lambda: long.dataset("test", 1, seed=0), lambda: next(long.stream("test", 0))):
-        assert " tokens of the test split, got 10000000" in refusal(ask)
+        assert " tokens of the test split, got 10000000" in refusal_message(ask)
 
 
 @each_case
 def test_chance_is_the_share_of_the_most_frequent_token(which: str):
-    task = case(which)
+    task = task_of(which)
     stream = np.asarray(task.corpus().stream("train"))
     shares = np.bincount(stream, minlength=task.vocab_size) / len(stream)
     best = int(shares.argmax())
@@ -132,7 +134,7 @@ def test_chance_is_the_share_of_the_most_frequent_token(which: str):
 @each_case
 @pytest.mark.parametrize("length", [5, 37])
 def test_at_another_length_the_text_is_the_same(which: str, length: int):
-    task = case(which)
+    task = task_of(which)
     longer = task.at_length(length)
     assert type(longer) is type(task)
     assert (longer.length, longer.labels, longer.vocab_size) == (length, task.labels, task.vocab_size)
@@ -142,26 +144,26 @@ def test_at_another_length_the_text_is_the_same(which: str, length: int):
 
 
 @each_case
-def test_frequent_tokens_come_by_their_number_in_training(which: str):
-    task = case(which)
+def test_frequent_tokens_are_ranked_by_training_count(which: str):
+    task = task_of(which)
     corpus = task.corpus()
-    found = corpus.frequent(4)
-    kept = [token for token in range(task.vocab_size) if token != corpus.separator and corpus.counts[token]]
-    if corpus.raw:
-        kept = [token for token in kept if chr(token).isalpha()]
-    assert found.tolist() == sorted(kept, key=lambda token: (-corpus.counts[token], token))[:4]
-    assert sorted(corpus.frequent(10**6).tolist()) == kept
-    assert len(corpus.frequent(0)) == 0
+    actual = corpus.frequent_tokens(4)
+    tokens = [token for token in range(task.vocab_size) if token != corpus.separator and corpus.counts[token]]
+    if corpus.is_bytes:
+        tokens = [token for token in tokens if chr(token).isalpha()]
+    assert actual.tolist() == sorted(tokens, key=lambda token: (-corpus.counts[token], token))[:4]
+    assert sorted(corpus.frequent_tokens(10**6).tolist()) == tokens
+    assert len(corpus.frequent_tokens(0)) == 0
 
 
-def test_the_library_of_this_python_is_the_text_unless_another_is_given():
+def test_the_default_text_is_the_python_standard_library():
     task = build("language")
     assert isinstance(task, LanguageTask)
     corpus = task.corpus()
-    assert corpus.about["source"] == "the standard library of Python"
-    assert corpus.about["python"].startswith("3.")
-    assert sum(corpus.about["bytes"].values()) > 5e6
+    assert corpus.metadata["source"] == "the standard library of Python"
+    assert corpus.metadata["python"].startswith("3.")
+    assert sum(corpus.metadata["bytes"].values()) > 5e6
     code = b"".join(np.asarray(corpus.stream(split)).tobytes() for split in SPLITS)
     assert code.count(b"def ") > 10_000
     assert b"assertRaises(" in code  # of unittest, which is no test
-    assert bytes(corpus.frequent(2).tolist()) in (b"et", b"te")
+    assert bytes(corpus.frequent_tokens(2).tolist()) in (b"et", b"te")

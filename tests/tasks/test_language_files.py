@@ -17,16 +17,16 @@ import pytest
 from huggingface_hub import constants
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.builders import refusal
-from tests.tasks.readers import documents_of, language, written
+from tests.builders import refusal_message
+from tests.tasks.readers import documents_of, language, write_folder
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from toeplens.ground import InputError
 from toeplens.tasks import build
 from toeplens.tasks import text as source
-from toeplens.tasks.corpus import FEWEST, SPLITS, Corpus, assign
+from toeplens.tasks.corpus import MIN_DOCUMENTS, SPLITS, Corpus, assign_splits
 from toeplens.tasks.language import Language
-from toeplens.tasks.text import Source, pieces, tokenizer_of
+from toeplens.tasks.text import TextSource, cut_text, load_tokenizer
+from toeplens.utils import InputError
 
 TEXTS = [f"document {number}\nähnlich wie {number % 7}\n" * (1 + number % 5) for number in range(100)]
 
@@ -35,92 +35,94 @@ def corpus(*text: Path, **options: Any) -> Corpus:
     return language(*text, **options).corpus()
 
 
-def of(corpus: Corpus, split: Any) -> list[bytes]:
+def documents_of_split(corpus: Corpus, split: Any) -> list[bytes]:
     return [document.tobytes() for document in documents_of(corpus, split)]
 
 
-def found(corpus: Corpus) -> list[bytes]:
+def all_documents(corpus: Corpus) -> list[bytes]:
     """All documents, split by split."""
-    return [document for split in SPLITS for document in of(corpus, split)]
+    return [document for split in SPLITS for document in documents_of_split(corpus, split)]
 
 
 @pytest.fixture
-def plain(tmp_path: Path) -> Path:
-    return written(tmp_path / "plain", [text.encode() for text in TEXTS])
+def text_folder(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "plain", [text.encode() for text in TEXTS])
 
 
-def test_files_and_rows_of_either_kind_give_the_same_documents(plain: Path, tmp_path: Path):
+def test_text_jsonl_and_parquet_give_the_same_documents(text_folder: Path, tmp_path: Path):
     lines, table = tmp_path / "rows.jsonl", tmp_path / "rows.parquet"
     lines.write_text("\n\n".join(json.dumps({"body": text, "n": 1}) for text in (*TEXTS, None)), encoding="utf-8")
     pq.write_table(pa.table({"n": range(101), "body": [*TEXTS, None]}), table, row_group_size=7)
     raw = tmp_path / "raw.parquet"
     pq.write_table(pa.table({"body": pa.array([text.encode() for text in TEXTS], pa.large_binary())}), raw)
-    same = [corpus(plain), *(corpus(file, column="body") for file in (lines, table, raw))]
+    same = [corpus(text_folder), *(corpus(file, column="body") for file in (lines, table, raw))]
     for other in same[1:]:
         assert other.sha256 == same[0].sha256
-        assert [of(other, split) for split in SPLITS] == [of(same[0], split) for split in SPLITS]
-    assert set(found(same[0])) == {text.encode() for text in TEXTS}
+        assert [documents_of_split(other, split) for split in SPLITS] == [
+            documents_of_split(same[0], split) for split in SPLITS
+        ]
+    assert set(all_documents(same[0])) == {text.encode() for text in TEXTS}
 
 
-def test_each_split_has_its_documents_in_the_order_of_the_files(plain: Path):
-    made = corpus(plain)
+def test_each_split_has_its_documents_in_the_order_of_the_files(text_folder: Path):
+    made = corpus(text_folder)
     for split in SPLITS:
-        order = [TEXTS.index(document.decode()) for document in of(made, split)]
+        order = [TEXTS.index(document.decode()) for document in documents_of_split(made, split)]
         assert order == sorted(order)
 
 
-def test_a_folder_is_read_by_name_without_what_is_hidden(tmp_path: Path):
+def test_a_folder_is_read_by_name_without_hidden_files(tmp_path: Path):
     for name in ("b/2.txt", "b/1.md", "a.txt", ".hidden", "b/.git/x", "c/d/3", "empty"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("" if name == "empty" else f"{name}\n", encoding="utf-8")
-    source = Source((str(tmp_path),), "text")
+    source = TextSource((str(tmp_path),), "text")
     assert list(source.documents()) == [b"a.txt\n", b"b/1.md\n", b"b/2.txt\n", b"c/d/3\n"]
     assert len(source.files()) == 5
-    alone = Source((str(tmp_path / ".hidden"), str(tmp_path / "b")), "text")
+    alone = TextSource((str(tmp_path / ".hidden"), str(tmp_path / "b")), "text")
     assert list(alone.documents()) == [b".hidden\n", b"b/1.md\n", b"b/2.txt\n"]
 
 
-def test_copies_of_a_document_count_once(tmp_path: Path):
-    once = written(tmp_path / "once", [text.encode() for text in TEXTS[:80]])
-    twice = written(tmp_path / "twice", [text.encode() for text in (*TEXTS[:80], *TEXTS[20:60])])
+def test_duplicate_documents_count_once(tmp_path: Path):
+    once = write_folder(tmp_path / "once", [text.encode() for text in TEXTS[:80]])
+    twice = write_folder(tmp_path / "twice", [text.encode() for text in (*TEXTS[:80], *TEXTS[20:60])])
     assert corpus(once).sha256 == corpus(twice).sha256 == corpus(once, twice).sha256
-    assert sorted(found(corpus(once, twice))) == sorted(text.encode() for text in TEXTS[:80])
+    assert sorted(all_documents(corpus(once, twice))) == sorted(text.encode() for text in TEXTS[:80])
 
 
-def test_a_single_document_is_cut_at_ends_of_lines(tmp_path: Path):
+def test_a_single_document_is_split_at_line_ends(tmp_path: Path):
     text, file = "".join(f"line {number}, {'x' * (number % 17)}\n" for number in range(3000)), tmp_path / "one.parquet"
     pq.write_table(pa.table({"text": [text]}), file)
-    made = corpus(file)
-    parts = found(made)
-    assert len(parts) >= FEWEST
+    documents = corpus(file)
+    parts = all_documents(documents)
+    assert len(parts) >= MIN_DOCUMENTS
     assert all(part.endswith(b"\n") for part in parts)
     assert b"".join(sorted(parts, key=text.encode().index)) == text.encode()
     total = len(text)
-    assert 0.1 * total <= made.bytes_of("test").sum() <= 0.12 * total
-    assert 0.05 * total <= made.bytes_of("validation").sum() <= 0.07 * total
-    assert made.about["cut"] is True
+    assert 0.1 * total <= documents.bytes_of("test").sum() <= 0.12 * total
+    assert 0.05 * total <= documents.bytes_of("validation").sum() <= 0.07 * total
+    assert documents.metadata["cut"] is True
 
 
 documents_of_lines = st.lists(st.binary(max_size=12), max_size=40).map(b"\n".join)
 
 
 @given(documents_of_lines, st.integers(1, 60))
-def test_parts_make_up_the_document_and_end_where_lines_do(document: bytes, most: int):
-    parts = list(pieces(document, most))
+def test_document_parts_join_to_the_whole_and_end_at_line_ends(document: bytes, most: int):
+    parts = list(cut_text(document, most))
     assert b"".join(parts) == document
     assert all(parts)
     assert all(part.endswith(b"\n") for part in parts[:-1])
     assert len(parts) <= -(-len(document) // most)
     longest = max(map(len, document.split(b"\n")))
     assert all(len(part) <= most + longest for part in parts)
-    assert list(pieces(document, None)) == [document] * bool(document)
+    assert list(cut_text(document, None)) == [document] * bool(document)
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=120), st.integers(0, 99))
 @example([1] * 10, 0)  # one of ten is a tenth
-def test_documents_are_assigned_by_the_order_of_their_hashes(sizes: list[int], salt: int):
+def test_documents_are_split_in_hash_order(sizes: list[int], salt: int):
     digests = [sha256(f"{salt} {number}".encode()).digest() for number in range(len(sizes))]
-    splits = assign(digests, sizes)
+    splits = assign_splits(digests, sizes)
     ordered = [SPLITS[splits[place]] for place in sorted(range(len(sizes)), key=digests.__getitem__)]
     assert ordered == sorted(ordered, key=("test", "validation", "train").index)
     assert "train" in ordered
@@ -135,32 +137,40 @@ def test_documents_are_assigned_by_the_order_of_their_hashes(sizes: list[int], s
             left = len(by_hash) - (len(have) if split == "test" else ordered.index("train"))
             assert sum(have) >= share * total or left == kept
     again = sorted(range(len(sizes)), key=lambda place: -place)
-    shuffled = assign([digests[place] for place in again], [sizes[place] for place in again])
+    shuffled = assign_splits([digests[place] for place in again], [sizes[place] for place in again])
     assert shuffled.tolist() == splits[again].tolist()
 
 
-def test_splits_that_are_empty_or_shorter_than_a_window_are_named(tmp_path: Path):
-    one = written(tmp_path / "one", [b"nothing but a line without an end " * 9])
-    assert language(one, length=8).dataset("train", 2, seed=0).tokens.shape == (2, 8)
+def test_empty_or_too_short_splits_are_named(tmp_path: Path):
+    single_document = write_folder(tmp_path / "one", [b"nothing but a line without an end " * 9])
+    assert language(single_document, length=8).dataset("train", 2, seed=0).tokens.shape == (2, 8)
     for split in ("validation", "test"):
-        said = refusal(partial(language(one, length=8).dataset, split, 1, seed=0))
+        said = refusal_message(partial(language(single_document, length=8).dataset, split, 1, seed=0))
         assert said == f"length must be less than the 0 tokens of the {split} split, got 8."
-    two = written(tmp_path / "two", [b"one", b"another"])
-    assert {split: len(of(corpus(two), split)) for split in SPLITS} == {"train": 1, "validation": 0, "test": 1}
-    three = written(tmp_path / "three", [b"1" * 90, b"2", b"3"])
-    assert {split: len(of(corpus(three), split)) for split in SPLITS} == {"train": 1, "validation": 1, "test": 1}
+    two = write_folder(tmp_path / "two", [b"one", b"another"])
+    assert {split: len(documents_of_split(corpus(two), split)) for split in SPLITS} == {
+        "train": 1,
+        "validation": 0,
+        "test": 1,
+    }
+    three = write_folder(tmp_path / "three", [b"1" * 90, b"2", b"3"])
+    assert {split: len(documents_of_split(corpus(three), split)) for split in SPLITS} == {
+        "train": 1,
+        "validation": 1,
+        "test": 1,
+    }
 
 
-def test_text_that_changes_while_it_is_read_is_refused(plain: Path, monkeypatch: pytest.MonkeyPatch):
+def test_text_that_changes_during_reading_is_refused(text_folder: Path, monkeypatch: pytest.MonkeyPatch):
     read, times = source.documents_in, iter(range(10**6))
 
     def changing(file: Path, column: str) -> Any:
         return (text + (b"!" if next(times) >= len(TEXTS) else b"") for text in read(file, column))
 
     monkeypatch.setattr(source, "documents_in", changing)
-    (plain / "0000.txt").write_text("another corpus than that of other tests", encoding="utf-8")
+    (text_folder / "0000.txt").write_text("another corpus than that of other tests", encoding="utf-8")
     with pytest.raises(InputError, match=r"^text: .*plain changed during reading"):
-        corpus(plain)
+        corpus(text_folder)
 
 
 def jsonl(*lines: str) -> bytes:
@@ -180,24 +190,24 @@ REFUSED: dict[str, tuple[bytes | None, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_files_that_hold_no_text_are_refused_in_one_sentence(name: str, tmp_path: Path):
+def test_files_without_text_are_refused_in_one_sentence(name: str, tmp_path: Path):
     content, message = REFUSED[name]
     file = tmp_path / name
     if content is not None:
         file.write_bytes(content)
-    assert refusal(lambda: corpus(file)).startswith(message.format(file=file))
+    assert refusal_message(lambda: corpus(file)).startswith(message.format(file=file))
 
 
 @pytest.mark.parametrize(
     ("column", "message"), [("text", "has no 'text'; it has a, b."), ("a", "must have text in 'a', got 1")]
 )
-def test_a_table_without_the_column_or_with_numbers_in_it_is_refused(column: str, message: str, tmp_path: Path):
+def test_a_missing_or_numeric_column_is_refused(column: str, message: str, tmp_path: Path):
     pq.write_table(pa.table({"a": [1], "b": ["x"]}), tmp_path / "t.parquet")
     with pytest.raises(InputError, match=f"^column: .*{re.escape(message)}"):
         corpus(tmp_path / "t.parquet", column=column)
 
 
-def test_what_is_neither_file_nor_folder_is_refused(tmp_path: Path):
+def test_a_path_that_is_neither_file_nor_folder_is_refused(tmp_path: Path):
     (tmp_path / "empty").mkdir()
     for path, why in (
         (Path("/dev/null"), "^text must be a file or a folder, got '/dev/null'"),
@@ -205,7 +215,7 @@ def test_what_is_neither_file_nor_folder_is_refused(tmp_path: Path):
         (tmp_path / "a\0b", "^text must be names of files or folders, got "),
     ):
         with pytest.raises(InputError, match=why) as caught:
-            language(path).pinned()
+            language(path).pinned_options()
         assert caught.value.name == "text"
 
 
@@ -214,22 +224,22 @@ def test_what_is_neither_file_nor_folder_is_refused(tmp_path: Path):
 DOCUMENTS = [f"the {number}th document, <eos> and all, über {'very ' * (number % 6)}much\n" for number in range(90)]
 
 
-def trained(special: list[str], size: int = 300) -> Tokenizer:
+def train_tokenizer(special: list[str], size: int = 300) -> Tokenizer:
     """A small byte-level tokenizer."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
-    made.train_from_iterator(DOCUMENTS, trainer)
-    return made
+    tokenizer.train_from_iterator(DOCUMENTS, trainer)
+    return tokenizer
 
 
-def saved(folder: Path, special: list[str], **settings: Any) -> Path:
+def save_tokenizer(folder: Path, special: list[str], **settings: Any) -> Path:
     folder.mkdir()
-    trained(special).save(str(folder / "tokenizer.json"))
+    train_tokenizer(special).save(str(folder / "tokenizer.json"))
     if settings:
         (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     return folder
@@ -237,12 +247,14 @@ def saved(folder: Path, special: list[str], **settings: Any) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return saved(tmp_path / "tokenizer", ["<s>", "<eos>", "<unk>"], eos_token="<eos>", bos_token={"content": "<s>"})
+    return save_tokenizer(
+        tmp_path / "tokenizer", ["<s>", "<eos>", "<unk>"], eos_token="<eos>", bos_token={"content": "<s>"}
+    )
 
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    return written(tmp_path / "text", [document.encode() for document in DOCUMENTS])
+    return write_folder(tmp_path / "text", [document.encode() for document in DOCUMENTS])
 
 
 def tokens_of(task: Language) -> list[list[int]]:
@@ -250,13 +262,13 @@ def tokens_of(task: Language) -> list[list[int]]:
     return [document.tolist() for split in SPLITS for document in documents_of(task.corpus(), split)]
 
 
-def test_documents_are_what_the_tokenizer_makes_of_them(folder: Path, text: Path):
+def test_documents_match_the_tokenizer(folder: Path, text: Path):
     task, reader = language(text, tokenizer=str(folder)), Tokenizer.from_file(str(folder / "tokenizer.json"))
     corpus = task.corpus()
     assert task.vocab_size == corpus.vocab_size == reader.get_vocab_size() == 300
     assert corpus.separator == reader.token_to_id("<eos>") == 1
     assert corpus.stream("train").dtype == np.uint16
-    assert not corpus.raw
+    assert not corpus.is_bytes
     assert sorted(reader.decode(ids, skip_special_tokens=False) for ids in tokens_of(task)) == sorted(DOCUMENTS)
     reader.encode_special_tokens = True
     assert sorted(tokens_of(task)) == sorted(reader.encode(document).ids for document in DOCUMENTS)
@@ -265,36 +277,36 @@ def test_documents_are_what_the_tokenizer_makes_of_them(folder: Path, text: Path
         assert np.count_nonzero(corpus.stream(split) == 1) == len(corpus.bytes_of(split))
     assert sum(int(corpus.bytes_of(split).sum()) for split in SPLITS) == sum(len(d.encode()) for d in DOCUMENTS)
     assert corpus.counts.sum() == len(corpus.stream("train"))
-    assert corpus.separator not in corpus.frequent(1000)
-    assert corpus.about["tokenizer"] == str(folder)
+    assert corpus.separator not in corpus.frequent_tokens(1000)
+    assert corpus.metadata["tokenizer"] == str(folder)
 
 
-def test_settings_of_length_in_the_file_do_not_count(folder: Path):
+def test_length_settings_of_the_tokenizer_file_are_ignored(folder: Path):
     reader = Tokenizer.from_file(str(folder / "tokenizer.json"))
     plain = reader.encode("the very document" * 9).ids
     reader.enable_truncation(4)
     reader.enable_padding(length=99)
     reader.save(str(folder / "tokenizer.json"))
-    (ids,) = tokenizer_of(str(folder)).encode([b"the very document" * 9])
+    (ids,) = load_tokenizer(str(folder)).encode([b"the very document" * 9])
     assert ids.tolist() == plain
 
 
-def test_a_long_document_is_tokenised_in_parts_that_end_where_lines_do(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    words, document = tokenizer_of(str(folder)), "".join(DOCUMENTS).encode()
+def test_a_long_document_is_tokenized_in_line_aligned_parts(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    words, document = load_tokenizer(str(folder)), "".join(DOCUMENTS).encode()
     (whole,) = words.encode([document])
-    monkeypatch.setattr(source, "AT_ONCE", 100)
+    monkeypatch.setattr(source, "BYTES_PER_CALL", 100)
     (parts,), two = words.encode([document]), words.encode([b"the one", document])
     assert parts.tolist() == two[1].tolist() == whole.tolist()  # none of its tokens holds an end of a line and more
     assert len(two[0])
 
 
-def test_another_tokenizer_makes_another_corpus_and_is_refused_where_it_is_pinned(folder: Path, text: Path):
-    pinned = language(text, tokenizer=str(folder)).pinned()
+def test_another_tokenizer_makes_another_corpus_and_a_pin_refuses_it(folder: Path, text: Path):
+    pinned = language(text, tokenizer=str(folder)).pinned_options()
     assert language(text, tokenizer=str(folder), sha256=pinned["sha256"]).corpus().sha256 == pinned["sha256"]
-    trained(["<s>", "<eos>"], size=310).save(str(folder / "tokenizer.json"))
+    train_tokenizer(["<s>", "<eos>"], size=310).save(str(folder / "tokenizer.json"))
     changed = language(text, tokenizer=str(folder))
     assert changed.vocab_size == 310
-    assert refusal(language(text, tokenizer=str(folder), sha256=pinned["sha256"]).corpus) == (
+    assert refusal_message(language(text, tokenizer=str(folder), sha256=pinned["sha256"]).corpus) == (
         f"text: {text} or its tokenizer has changed: the recorded sha256 is {pinned['sha256']}, it is now "
         f"{changed.corpus().sha256}."
     )
@@ -310,36 +322,36 @@ SEPARATORS: dict[str, tuple[list[str], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("which", SEPARATORS)
-def test_documents_are_separated_by_the_end_else_the_beginning_else_the_separator(which: str, tmp_path: Path):
+def test_the_separator_is_eos_else_bos_else_sep(which: str, tmp_path: Path):
     special, settings, expected = SEPARATORS[which]
-    place = saved(tmp_path / "t", special, **settings)
-    reader = Tokenizer.from_file(str(place / "tokenizer.json"))
-    assert tokenizer_of(str(place)).separator == reader.token_to_id(expected)
+    tokenizer_dir = save_tokenizer(tmp_path / "t", special, **settings)
+    reader = Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))
+    assert load_tokenizer(str(tokenizer_dir)).separator == reader.token_to_id(expected)
 
 
-def test_a_tokenizer_by_its_name_is_one_that_was_downloaded(
+def test_a_tokenizer_name_refers_to_a_downloaded_tokenizer(
     folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    place = tmp_path / "hub" / "models--somebody--words"
-    shutil.copytree(folder, place / "snapshots" / "abc")
-    (place / "refs").mkdir()
-    (place / "refs" / "main").write_text("abc", encoding="utf-8")
+    hub_dir = tmp_path / "hub" / "models--somebody--words"
+    shutil.copytree(folder, hub_dir / "snapshots" / "abc")
+    (hub_dir / "refs").mkdir()
+    (hub_dir / "refs" / "main").write_text("abc", encoding="utf-8")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     named, here = (language(text, tokenizer=name).corpus() for name in ("somebody/words", str(folder)))
     assert named.sha256 == here.sha256
-    assert "got 'somebody/else'" in refusal(language(text, tokenizer="somebody/else").corpus)
+    assert "got 'somebody/else'" in refusal_message(language(text, tokenizer="somebody/else").corpus)
 
 
 @pytest.mark.parametrize("name", ["no/such", "", "a\0b"])
-def test_a_tokenizer_that_is_not_there_is_refused_with_how_to_get_it(name: str):
-    said = refusal(lambda: build("language", tokenizer=name).vocab_size)
-    assert said.startswith("tokenizer must be 'bytes', a tokenizer.json or its folder")
-    assert "hf download NAME" in said
+def test_a_missing_tokenizer_is_refused_with_download_instructions(name: str):
+    message = refusal_message(lambda: build("language", tokenizer=name).vocab_size)
+    assert message.startswith("tokenizer must be 'bytes', a tokenizer.json or its folder")
+    assert "hf download NAME" in message
 
 
-def test_a_file_that_is_no_tokenizer_or_has_no_token_to_separate_by_is_refused(tmp_path: Path):
+def test_an_invalid_tokenizer_or_one_without_separator_is_refused(tmp_path: Path):
     (tmp_path / "tokenizer.json").write_bytes(b"{")
-    assert "tokenizer.json is not a valid tokenizer (" in refusal(lambda: tokenizer_of(str(tmp_path)))
-    place = saved(tmp_path / "t", ["<unk>"])
-    said = refusal(lambda: tokenizer_of(str(place)))
-    assert said == f"tokenizer must have an end, beginning or separator token, got {str(place)!r}."
+    assert "tokenizer.json is not a valid tokenizer (" in refusal_message(lambda: load_tokenizer(str(tmp_path)))
+    tokenizer_dir = save_tokenizer(tmp_path / "t", ["<unk>"])
+    said = refusal_message(lambda: load_tokenizer(str(tokenizer_dir)))
+    assert said == f"tokenizer must have an end, beginning or separator token, got {str(tokenizer_dir)!r}."

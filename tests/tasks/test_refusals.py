@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from tests.builders import refusal
+from tests.builders import refusal_message
 
 from toeplens.tasks import build
 
@@ -77,8 +77,8 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
 @pytest.mark.parametrize(
     ("name", "options", "message"), [(name, *row) for name, rows in REFUSED.items() for row in rows]
 )
-def test_options_that_do_not_fit_are_refused_in_one_sentence(name: str, options: dict[str, Any], message: str):
-    assert message in refusal(lambda: build(name, **options))
+def test_invalid_options_are_refused_in_one_sentence(name: str, options: dict[str, Any], message: str):
+    assert message in refusal_message(lambda: build(name, **options))
 
 
 TOO_SHORT: list[tuple[str, dict[str, Any], Any, str]] = [
@@ -91,8 +91,6 @@ TOO_SHORT: list[tuple[str, dict[str, Any], Any, str]] = [
 
 
 @pytest.mark.parametrize(("name", "options", "length", "message"), TOO_SHORT)
-def test_a_length_at_which_it_would_be_another_task_is_refused(
-    name: str, options: dict[str, Any], length: int, message: str
-):
-    said = refusal(lambda: build(name, **options).at_length(length))
+def test_a_length_that_would_change_the_task_is_refused(name: str, options: dict[str, Any], length: int, message: str):
+    said = refusal_message(lambda: build(name, **options).at_length(length))
     assert said.removeprefix(f"length: {name} cannot be built with length {length}: ").startswith(message)

@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.builders import refusal, tiny
+from tests.builders import refusal_message, tiny
 from tests.cli.command import TINY, Toeplens
 
-from toeplens.ground import InputError
 from toeplens.studies.grid.spec import spec_from_yaml
 from toeplens.training import Run, run_spec
+from toeplens.utils import InputError
 
-BOTH: Any = ["rope", "alibi"]
+ENCODINGS: Any = ["rope", "alibi"]
 
 
-def test_one_way_is_kept_of_those_in_which_it_is_written() -> None:
+def test_equivalent_spellings_are_normalized() -> None:
     options = {"encoding_options": {"rope": {"base": 500}}}
-    specs = [tiny(name, model=options) for name in (BOTH, "rope+alibi", "rope + alibi", ("rope", "alibi"))]
+    specs = [tiny(name, model=options) for name in (ENCODINGS, "rope+alibi", "rope + alibi", ("rope", "alibi"))]
     assert len({spec.name for spec in specs}) == 1
     assert specs[0].content["model"]["encoding"] == "rope + alibi"
     assert specs[0].content["model"]["encoding_options"] == {"rope": {"base": 500}}
@@ -28,11 +28,11 @@ def test_one_way_is_kept_of_those_in_which_it_is_written() -> None:
     assert tiny(one, model={"protocol": "released"}) == tiny("rope", model={"protocol": "released"})
     assert tiny("alibi+rope").name != specs[0].name
     assert [tiny(name).model.attention_scale for name in ("rope+t5", "rope+fox")] == [1.0, None]
-    assert tiny(BOTH, model={"protocol": "released"}).model.causal is False
+    assert tiny(ENCODINGS, model={"protocol": "released"}).model.causal is False
     added = tiny(model={"input_encoding": "sinusoidal+learned"})
     assert added.model.input_encoding == "sinusoidal + learned"
-    assert "must be a name or a list of names" in refusal(lambda: tiny(model={"encoding": []}))
-    assert "model.encoding: 'rope' and 'drope' cannot be combined: both use rotate" in refusal(
+    assert "must be a name or a list of names" in refusal_message(lambda: tiny(model={"encoding": []}))
+    assert "model.encoding: 'rope' and 'drope' cannot be combined: both use rotate" in refusal_message(
         lambda: tiny("rope+drope")
     )
 
@@ -47,7 +47,7 @@ encodings:
 """
 
 
-def test_a_study_takes_a_list() -> None:
+def test_a_study_accepts_a_list_of_encodings() -> None:
     spec = spec_from_yaml(GRID)
     columns = {column.label: column for column in spec.columns()}
     assert [column.encoding for column in columns.values()] == ["rope + fox", *["rope + alibi"] * 3]
@@ -64,7 +64,7 @@ def test_a_study_takes_a_list() -> None:
         assert "encodings.both" in str(caught.value)
 
 
-def test_on_the_command_line(toeplens: Toeplens, tmp_path: Path) -> None:
+def test_the_command_line_accepts_several_encodings(toeplens: Toeplens, tmp_path: Path) -> None:
     options = ("--encoding", "rope+alibi", "--set", "model.encoding_options.rope.base=500")
     answer = toeplens("train", *TINY, *options, "--out", tmp_path, "--json").json()
     run = Run.open(answer["directory"])

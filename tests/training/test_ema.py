@@ -27,7 +27,7 @@ def steps(model: Decoder) -> list[dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("decay", [0.2, 0.9, 0.998])
-def test_it_is_the_recursion_written_out(decay: float) -> None:
+def test_the_ema_matches_the_recursion(decay: float) -> None:
     model = initial_model(spec())
     average = EMA(model, decay)
     expected = {name: p.detach().double().clone() for name, p in model.named_parameters()}
@@ -42,7 +42,7 @@ def test_it_is_the_recursion_written_out(decay: float) -> None:
         torch.testing.assert_close(parameter.double(), expected[name], rtol=1e-5, atol=1e-5)
 
 
-def test_the_mean_is_what_is_tested_and_kept_and_training_is_as_without_it(
+def test_ema_weights_are_evaluated_and_saved_and_training_is_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sessions: list[Session] = []
@@ -57,8 +57,8 @@ def test_the_mean_is_what_is_tested_and_kept_and_training_is_as_without_it(
     with_it, without = sessions
     for own, other in zip(with_it.model.parameters(), without.model.parameters(), strict=True):
         assert torch.equal(own, other)
-    assert with_it.average is not None
-    for saved, mean in zip(run.model().parameters(), with_it.average.model.parameters(), strict=True):
+    assert with_it.ema is not None
+    for saved, mean in zip(run.model().parameters(), with_it.ema.model.parameters(), strict=True):
         assert torch.equal(saved, mean)
     assert [row["train_loss"] for row in run.metrics] == [row["train_loss"] for row in plain.metrics]
     assert [row["test_loss"] for row in run.metrics] != [row["test_loss"] for row in plain.metrics]

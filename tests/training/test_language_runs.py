@@ -8,24 +8,24 @@ from typing import Any
 
 import pytest
 import torch
-from tests.builders import After, refusal, tiny
+from tests.builders import StopAfter, refusal_message, tiny
 from torch.nn import functional as F
 
-from toeplens.ground import InputError
-from toeplens.tasks.language import _unchanged
-from toeplens.training import Run, RunSpec, run_spec, train, train_as_one
+from toeplens.tasks.language import _verified_corpus
+from toeplens.training import Run, RunSpec, run_spec, train, train_batched
+from toeplens.utils import InputError
 
 TASK: dict[str, Any] = {"words": 20, "documents": 60, "document": 64, "length": 16}
 
 
-def spec_of(**changes: Any) -> RunSpec:
+def make_spec(**changes: Any) -> RunSpec:
     model = {"vocab_size": 21, "max_len": 16, "readout": "each", "dropout": 0.0} | changes.pop("model", {})
     fields = {"task": "markov-language", "task_options": TASK, "train_examples": 60, "test_examples": 12}
     return tiny(**fields | changes, model=model)
 
 
 def test_losses_are_means_over_all_tokens_of_the_validation_split(tmp_path: Path):
-    spec = spec_of()
+    spec = make_spec()
     run = train(spec, tmp_path)
     model = run.model()
     data = spec.build_task().dataset("validation", spec.test_examples, spec.data_seed)
@@ -39,18 +39,18 @@ def test_losses_are_means_over_all_tokens_of_the_validation_split(tmp_path: Path
     assert run.metrics[-1]["train_loss"] < run.metrics[0]["train_loss"]
 
 
-def test_a_stopped_run_goes_on_to_the_same_weights(tmp_path: Path):
-    spec = spec_of(model={"dropout": 0.2})
-    whole = train(spec, tmp_path / "whole")
-    assert train(spec, tmp_path / "parts", should_stop=After(5)).status == "stopped"
+def test_an_interrupted_run_resumes_to_the_same_weights(tmp_path: Path):
+    spec = make_spec(model={"dropout": 0.2})
+    uninterrupted = train(spec, tmp_path / "whole")
+    assert train(spec, tmp_path / "parts", should_stop=StopAfter(5)).status == "stopped"
     resumed = train(spec, tmp_path / "parts")
-    for name, tensor in whole.model().state_dict().items():
+    for name, tensor in uninterrupted.model().state_dict().items():
         assert torch.equal(tensor, resumed.model().state_dict()[name])
 
 
-def test_models_trained_as_one_end_as_they_do_alone(tmp_path: Path):
-    specs = [spec_of(seed=seed, data_seed=seed) for seed in (1, 2)]
-    together = train_as_one(specs, tmp_path / "one")
+def test_batched_training_matches_training_alone(tmp_path: Path):
+    specs = [make_spec(seed=seed, data_seed=seed) for seed in (1, 2)]
+    together = train_batched(specs, tmp_path / "one")
     for spec, run in zip(specs, together, strict=True):
         alone = train(spec, tmp_path / "alone")
         assert run.result["test_loss"] == pytest.approx(alone.result["test_loss"], rel=1e-4)
@@ -68,8 +68,8 @@ def test_models_trained_as_one_end_as_they_do_alone(tmp_path: Path):
         ({"model": {"max_len": 8}}, "model.max_len must be at least 16"),
     ],
 )
-def test_what_does_not_go_together_is_refused(changes: dict[str, Any], words: str):
-    assert words in refusal(lambda: spec_of(**changes))
+def test_incompatible_fields_are_refused(changes: dict[str, Any], words: str):
+    assert words in refusal_message(lambda: make_spec(**changes))
 
 
 def _text(folder: Path, last: str = "end") -> Path:
@@ -81,28 +81,28 @@ def _text(folder: Path, last: str = "end") -> Path:
     return folder
 
 
-def _on(folder: Path) -> RunSpec:
+def text_spec(folder: Path) -> RunSpec:
     options = {"text": [str(folder)], "length": 16}
     sizes = {"vocab_size": 256}
-    return spec_of(task="language", task_options=options, train_examples=40, test_examples=8, epochs=1, model=sizes)
+    return make_spec(task="language", task_options=options, train_examples=40, test_examples=8, epochs=1, model=sizes)
 
 
-def test_text_is_part_of_what_a_run_is_and_must_not_change(tmp_path: Path):
-    spec = _on(_text(tmp_path / "text"))
+def test_the_text_is_part_of_a_runs_identity(tmp_path: Path):
+    spec = text_spec(_text(tmp_path / "text"))
     assert len(spec.task_options["sha256"]) == 64
     assert run_spec(**json.loads(json.dumps(spec.content))).name == spec.name
-    assert train(spec, tmp_path / "runs", should_stop=After(1)).status == "stopped"
+    assert train(spec, tmp_path / "runs", should_stop=StopAfter(1)).status == "stopped"
     _text(tmp_path / "text", last="another end")
-    _unchanged.cache_clear()  # text is looked at once a process
-    again = _on(tmp_path / "text")
+    _verified_corpus.cache_clear()  # text is looked at once a process
+    again = text_spec(tmp_path / "text")
     assert again.name != spec.name
     with pytest.raises(InputError, match=r"text: .* has changed: the recorded sha256 is [0-9a-f]{64}, it is now"):
         train(Run.open(tmp_path / "runs" / spec.name).spec, tmp_path / "runs")
 
 
-def test_a_finished_run_can_be_read_when_its_text_is_gone(tmp_path: Path):
+def test_a_finished_run_can_be_read_without_its_text(tmp_path: Path):
     folder = _text(tmp_path / "text")
-    spec = _on(folder)
+    spec = text_spec(folder)
     train(spec, tmp_path / "runs")
     for path in folder.iterdir():
         path.unlink()

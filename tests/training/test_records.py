@@ -12,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 from tests import builders
-from tests.builders import After, Watching, outcome, refusal
+from tests.builders import CallbackProbe, StopAfter, refusal_message, results_of
 from torch import nn
 
 from toeplens.training import Run, RunSpec, loop, train
@@ -24,15 +24,15 @@ def tiny(**changes: Any) -> RunSpec:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return train(tiny(), tmp_path_factory.mktemp("trained"), watcher=Watching([0, 1, 6]))
+def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return train(tiny(), tmp_path_factory.mktemp("trained"), probe=CallbackProbe([0, 1, 6]))
 
 
 @pytest.fixture
-def run(trained: Run, tmp_path: Path) -> Run:
+def run(trained_run: Run, tmp_path: Path) -> Run:
     """A trained run of one's own."""
-    shutil.copytree(trained.directory, tmp_path / trained.spec.name)
-    return Run.open(tmp_path / trained.spec.name)
+    shutil.copytree(trained_run.directory, tmp_path / trained_run.spec.name)
+    return Run.open(tmp_path / trained_run.spec.name)
 
 
 @pytest.mark.parametrize(
@@ -48,35 +48,35 @@ def run(trained: Run, tmp_path: Path) -> Run:
 def test_a_damaged_field_is_named(run: Run, name: str, field: str, wrong: Any):
     path = run.directory / name
     first, *rest = path.read_text().splitlines() if name.endswith("l") else [path.read_text()]
-    whole = json.loads(first)
-    for row in ({**whole, field: wrong}, {key: value for key, value in whole.items() if key != field}):
+    intact = json.loads(first)
+    for row in ({**intact, field: wrong}, {key: value for key, value in intact.items() if key != field}):
         path.write_text("\n".join([json.dumps(row), *rest]))
-        message = refusal(lambda: Run.open(run.directory).watched)
+        message = refusal_message(lambda: Run.open(run.directory).probe_rows)
         assert message.startswith(f"{path} is damaged: ")
         assert field in message
 
 
-def test_progress_is_a_number_of_steps_of_this_run(tmp_path: Path):
-    run = train(tiny(), tmp_path, should_stop=After(2))
+def test_progress_must_be_a_step_of_this_run(tmp_path: Path):
+    run = train(tiny(), tmp_path, should_stop=StopAfter(2))
     assert run.step == 2
     for text in ("", "[]", '{"step": "many"}', '{"step": true}', '{"step": -1}', '{"step": 7}', '{"of": 6}'):
         (run.directory / "progress.json").write_text(text)
-        assert "progress.json is damaged" in refusal(lambda: run.step)
+        assert "progress.json is damaged" in refusal_message(lambda: run.step)
 
 
 @pytest.mark.parametrize("part", ["model", "average"])
-def test_a_checkpoint_of_other_weights_is_refused(tmp_path: Path, part: str):
+def test_a_checkpoint_of_other_shapes_is_refused(tmp_path: Path, part: str):
     """One weight is of another size, to which torch would broadcast it."""
     spec = tiny(average=0.9)
-    run = train(spec, tmp_path, should_stop=After(4))
+    run = train(spec, tmp_path, should_stop=StopAfter(4))
     state = store.load_checkpoint(run.directory, spec)
     assert state is not None
     state[part]["readout.weight"] = state[part]["readout.weight"][:1]
     store.save_checkpoint(run.directory, state)
-    assert "was written by another version. Delete it" in refusal(lambda: train(spec, tmp_path))
+    assert "was written by another version. Delete it" in refusal_message(lambda: train(spec, tmp_path))
 
 
-def test_a_run_without_the_fields_of_later_versions_is_read(run: Run):
+def test_a_run_without_later_fields_is_read(run: Run):
     rows = [json.loads(line) for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
     later = [{**row, "later": [row]} for row in rows]
     store.write_rows(run.directory / "metrics.jsonl", later)
@@ -112,12 +112,12 @@ CASES = [
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     out = tmp_path_factory.mktemp("runs")
-    stopped = train(builders.tiny(), out / "stopped", should_stop=After(8))
+    stopped = train(builders.tiny(), out / "stopped", should_stop=StopAfter(8))
     return {"finished": train(builders.tiny(), out / "finished"), "stopped": stopped}
 
 
 @pytest.mark.parametrize(("state", "name", "how", "becomes"), CASES)
-def test_a_file_that_a_power_cut_took(
+def test_a_file_lost_in_a_power_cut_is_recovered_or_refused(
     runs: dict[str, Run], tmp_path: Path, state: str, name: str, how: str, becomes: str
 ):
     directory = tmp_path / runs[state].directory.name
@@ -130,21 +130,19 @@ def test_a_file_that_a_power_cut_took(
     if becomes == SAME:
         run = train(builders.tiny(), tmp_path)
     else:
-        message = refusal(lambda: train(builders.tiny(), tmp_path).model())
+        message = refusal_message(lambda: train(builders.tiny(), tmp_path).model())
         assert "elete " in message or "Choose " in message
         shutil.rmtree(directory) if name == "spec.json" else None
-        for each in ("result.json", "checkpoint.pt"):  # as the sentence says
-            if each in message:
-                (directory / each).unlink()
+        for file_name in ("result.json", "checkpoint.pt"):  # as the sentence says
+            if file_name in message:
+                (directory / file_name).unlink()
         run = train(builders.tiny(), tmp_path)
     run.model()
-    assert outcome(run) == outcome(runs["finished"])
+    assert results_of(run) == results_of(runs["finished"])
 
 
 @pytest.mark.parametrize("side", ["train", "test"])
-def test_one_loss_that_is_not_finite_is_divergence_and_its_figures_are_null(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: str
-):
+def test_a_nonfinite_loss_is_divergence_with_null_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: str):
     whole = loop.Session._end_evaluation
 
     def end(session: Any) -> None:
@@ -160,20 +158,18 @@ def test_one_loss_that_is_not_finite_is_divergence_and_its_figures_are_null(
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
-def test_weights_that_are_not_finite_are_no_model(run: Run, value: float):
+def test_nonfinite_weights_are_refused(run: Run, value: float):
     path = run.directory / store.WEIGHTS
     weights = safetensors.torch.load_file(path)
     weights["readout.weight"][3, 2] = value
     safetensors.torch.save_file(weights, path)
-    assert refusal(run.model).startswith(f"run: {path} is damaged: readout.weight is not finite; delete ")
+    assert refusal_message(run.model).startswith(f"run: {path} is damaged: readout.weight is not finite; delete ")
     safetensors.torch.save_file({"readout.weight": torch.zeros(2)}, path)
-    assert refusal(run.model).startswith(f"run: {path} does not contain the weights of this spec; delete ")
+    assert refusal_message(run.model).startswith(f"run: {path} does not contain the weights of this spec; delete ")
 
 
 @pytest.mark.parametrize("batch", [16, 10**9])
-def test_tokens_are_those_of_the_examples_whatever_the_batches(
-    tmp_path: Path, batch: int, monkeypatch: pytest.MonkeyPatch
-):
+def test_token_counts_do_not_depend_on_the_batches(tmp_path: Path, batch: int, monkeypatch: pytest.MonkeyPatch):
     ticks = iter(range(10**6))
     clock = type("Clock", (), {"monotonic": lambda: float(next(ticks)), "time": lambda: 0.0})
     monkeypatch.setattr(loop, "time", clock)
@@ -181,8 +177,8 @@ def test_tokens_are_those_of_the_examples_whatever_the_batches(
     assert result["tokens_per_second"] == round(2 * 40 * 8 / result["seconds"])
 
 
-def test_every_tensor_of_a_state_is_kept_once_and_empty_ones_too():
+def test_each_tensor_of_a_state_is_saved_once_also_empty_ones():
     model = nn.ParameterDict({"a": torch.zeros(0), "b": torch.zeros(0, 3), "c": torch.ones(2)})
     model["d"] = model["c"]
-    shapes = {name: tuple(tensor.shape) for name, tensor in store.own_state(model).items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in store.unique_state(model).items()}
     assert shapes == {"a": (0,), "b": (0, 3), "c": (2,)}

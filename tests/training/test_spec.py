@@ -13,11 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests import builders
-from tests.builders import refusal
+from tests.builders import refusal_message
 
-from toeplens.ground import write_json
 from toeplens.model import Decoder, DecoderConfig, decoder_config
 from toeplens.training import RunSpec, run_spec
+from toeplens.utils import write_json
 
 MODEL: dict[str, Any] = builders.MODEL | {"num_classes": 12, "dropout": 0.1}
 FIELDS: dict[str, Any] = {
@@ -79,7 +79,7 @@ def spec(**changes: Any) -> RunSpec:
     return run_spec(**FIELDS | changes)
 
 
-def test_a_spec_has_one_name_however_it_is_given():
+def test_equivalent_specs_have_the_same_name():
     for same in (
         spec(),
         run_spec(**dict(reversed(FIELDS.items()))),
@@ -91,12 +91,12 @@ def test_a_spec_has_one_name_however_it_is_given():
         assert (same, same.name) == (spec(), spec().name)
 
 
-def test_every_field_has_another_value_to_try():
+def test_every_field_has_an_alternative_value():
     assert set(OTHER_FIELDS) == set(RunSpec.model_fields)
     assert set(OTHER_MODEL) == set(DecoderConfig.model_fields)
 
 
-def test_every_field_changes_the_name_in_its_own_way():
+def test_every_field_changes_the_name():
     specs = [spec(**{field: value}) for field, value in OTHER_FIELDS.items() if field != "model"]
     for field, value in OTHER_MODEL.items():
         base = MODEL | ({"input_encoding": "sinusoidal"} if field == "input_encoding_options" else {})
@@ -106,13 +106,13 @@ def test_every_field_changes_the_name_in_its_own_way():
 
 
 @given(lr=st.floats(1e-12, 1e6), weight_decay=st.floats(0, 1e6), warmup=st.floats(0, 0.99), seed=st.integers(0, 2**63))
-def test_a_spec_read_back_is_the_spec_that_was_written(
+def test_a_spec_round_trips(
     tmp_path_factory: pytest.TempPathFactory, lr: float, weight_decay: float, warmup: float, seed: int
 ):
-    one = spec(lr=lr, weight_decay=weight_decay, warmup=warmup, seed=seed)
+    original = spec(lr=lr, weight_decay=weight_decay, warmup=warmup, seed=seed)
     path = tmp_path_factory.mktemp("spec") / "spec.json"
-    write_json(path, one.model_dump(mode="json"), record=False)
-    assert run_spec(**json.loads(path.read_text())) == one
+    write_json(path, original.model_dump(mode="json"), record=False)
+    assert run_spec(**json.loads(path.read_text())) == original
 
 
 @pytest.mark.heavy
@@ -123,16 +123,16 @@ def test_a_name_is_the_same_in_another_process():
     assert other.stdout.strip() == spec().name
 
 
-RECORDED = {  # the names that runs at 1/sqrt(d) had before encodings stated a scale
+RECORDED_NAMES = {  # the names that runs at 1/sqrt(d) had before encodings stated a scale
     "t5": "c0ec8d07cdebd2c8",
     "rope": "ea45d5d05de91370",
 }
 
 
-@pytest.mark.parametrize("encoding", RECORDED)
-def test_a_spec_that_was_recorded_before_encodings_stated_a_scale_is_the_run_it_was(encoding: str):
+@pytest.mark.parametrize("encoding", RECORDED_NAMES)
+def test_specs_from_before_published_scales_keep_their_names(encoding: str):
     recorded = spec(model=MODEL | {"encoding": encoding, "attention_scale": None})
-    assert recorded.name == RECORDED[encoding]
+    assert recorded.name == RECORDED_NAMES[encoding]
     assert Decoder(recorded.model).block(0).attention.scale == recorded.model.head_dim**-0.5
     new = spec(model=MODEL | {"encoding": encoding})
     assert (new.name == recorded.name) == (encoding == "rope")
@@ -157,7 +157,7 @@ def test_the_defaults_are_table_3():
     assert (model.protocol, model.encoding, model.dropout) == ("paper", "rope", 0.1)
 
 
-def test_chance_leaves_the_ignored_label_out():
+def test_chance_excludes_the_ignored_label():
     assert spec().chance == 1 / 7
     assert spec(ignore_label=1).chance == 1 / 6
 
@@ -196,5 +196,5 @@ def test_chance_leaves_the_ignored_label_out():
         ),
     ],
 )
-def test_a_field_that_is_wrong_is_named(changes: dict[str, Any], start: str):
-    assert refusal(lambda: spec(**changes)).startswith(start)
+def test_an_invalid_field_is_named(changes: dict[str, Any], start: str):
+    assert refusal_message(lambda: spec(**changes)).startswith(start)

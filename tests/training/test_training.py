@@ -16,11 +16,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests import builders
-from tests.builders import COUNTING, refusal
+from tests.builders import COUNTING, refusal_message
 from torch.nn import functional as F
 from transformers import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
 
-from toeplens.ground import EnvironmentFailure
 from toeplens.model import Decoder
 from toeplens.tasks import Examples
 from toeplens.training import (
@@ -34,20 +33,23 @@ from toeplens.training import (
     train,
 )
 from toeplens.training.spec import constant_with_warmup
+from toeplens.utils import EnvironmentFailure
 
 CPU = torch.device("cpu")
-DISTANCE: dict[str, Any] = {}
-PADDED: dict[str, Any] = {
+DISTANCE_TASK: dict[str, Any] = {}
+PADDED_TASK: dict[str, Any] = {
     "task_options": {"form": "released", "length": 14, "vocab_size": 12, "max_between": 4, "max_side": 3},
     "model": {"max_len": 14},
 }
-COUNT = COUNTING | {"ignore_label": None}
-each_task = pytest.mark.parametrize("fields", [DISTANCE, PADDED, COUNT], ids=["distance", "padded", "count"])
+COUNTING_TASK = COUNTING | {"ignore_label": None}
+each_task = pytest.mark.parametrize(
+    "fields", [DISTANCE_TASK, PADDED_TASK, COUNTING_TASK], ids=["distance", "padded", "count"]
+)
 
 
-def tiny(fields: dict[str, Any] = DISTANCE, **changes: Any) -> RunSpec:
-    given = {"test_examples": 19, "lr": 1e-3} | fields | changes
-    return builders.tiny(**given | {"model": {"dropout": 0.0} | given.get("model", {})})
+def tiny(fields: dict[str, Any] = DISTANCE_TASK, **changes: Any) -> RunSpec:
+    fields_given = {"test_examples": 19, "lr": 1e-3} | fields | changes
+    return builders.tiny(**fields_given | {"model": {"dropout": 0.0} | fields_given.get("model", {})})
 
 
 def initial_model(spec: RunSpec) -> Decoder:
@@ -62,7 +64,7 @@ def examples(spec: RunSpec, split: Any) -> Examples:
     )
 
 
-def by_hand(model: Decoder, data: Examples, ignore_label: int | None = None) -> tuple[float, float]:
+def reference_metrics(model: Decoder, data: Examples, ignore_label: int | None = None) -> tuple[float, float]:
     """Mean loss and accuracy, example by example, in Python numbers."""
     losses, rights = [], []
     for tokens, label, length in zip(data.tokens, data.labels, data.lengths, strict=True):
@@ -77,21 +79,19 @@ def by_hand(model: Decoder, data: Examples, ignore_label: int | None = None) -> 
 
 
 @each_task
-def test_what_is_looked_at_again_are_the_first_training_examples_without_dropout(
-    fields: dict[str, Any], tmp_path: Path
-) -> None:
+def test_train_metrics_use_the_first_training_examples_without_dropout(fields: dict[str, Any], tmp_path: Path) -> None:
     spec = tiny(fields, model={**fields.get("model", {}), "dropout": 0.3})
     run = train(spec, tmp_path)
     data = examples(spec, "train")
     seen = Examples(*(each[:19] for each in (data.tokens, data.labels, data.lengths)))
-    loss, accuracy = by_hand(run.model(), seen, spec.ignore_label)
+    loss, accuracy = reference_metrics(run.model(), seen, spec.ignore_label)
     assert run.result["fit_loss"] == pytest.approx(loss, rel=1e-4)
     assert run.result["fit_accuracy"] == pytest.approx(accuracy)
     assert run.result["fit_loss"] != pytest.approx(run.result["test_loss"], rel=1e-3)
 
 
 @given(total=st.integers(1, 300), share=st.floats(0, 0.99))
-def test_the_schedule_is_that_of_transformers(total: int, share: float):
+def test_the_schedule_matches_transformers(total: int, share: float):
     warmup = int(share * total)
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     cosine = cosine_with_warmup(warmup, total), get_cosine_schedule_with_warmup(optimizer, warmup, total)
@@ -103,14 +103,14 @@ def test_the_schedule_is_that_of_transformers(total: int, share: float):
 
 @each_task
 @pytest.mark.parametrize("size", [7, 64])
-def test_evaluation_is_the_mean_over_examples_whatever_the_batches(fields: dict[str, Any], size: int):
+def test_evaluation_does_not_depend_on_batch_size(fields: dict[str, Any], size: int):
     spec = tiny(fields)
     model, data = initial_model(spec), examples(spec, "test")
-    assert evaluate(model, Batches.of(data, CPU), size) == pytest.approx(by_hand(model, data), rel=1e-5)
+    assert evaluate(model, Batches.of(data, CPU), size) == pytest.approx(reference_metrics(model, data), rel=1e-5)
 
 
-def test_nothing_to_count_is_zero_and_not_a_division_by_it():
-    spec = tiny(COUNT)
+def test_evaluation_of_no_counted_examples_is_zero():
+    spec = tiny(COUNTING_TASK)
     data = examples(spec, "train")
     only = Batches.of(data[data.labels == 3], CPU, ignore_label=3)
     assert evaluate(initial_model(spec), only, 16) == (0, 0)
@@ -119,26 +119,26 @@ def test_nothing_to_count_is_zero_and_not_a_division_by_it():
 # ---- an epoch -----------------------------------------------------------------------------------------------------
 
 
-def test_an_ignored_label_counts_nowhere_in_training(tmp_path: Path):
+def test_ignored_labels_do_not_count_in_training(tmp_path: Path):
     label = 0
-    spec = tiny(COUNT, lr=1e-20, weight_decay=0.0, ignore_label=label)
+    spec = tiny(COUNTING_TASK, lr=1e-20, weight_decay=0.0, ignore_label=label)
     row = train(spec, tmp_path).metrics[0]
-    loss, accuracy = by_hand(initial_model(spec), examples(spec, "train"), label)
-    test_loss, test_accuracy = by_hand(initial_model(spec), examples(spec, "test"), label)
+    loss, accuracy = reference_metrics(initial_model(spec), examples(spec, "train"), label)
+    test_loss, test_accuracy = reference_metrics(initial_model(spec), examples(spec, "test"), label)
     assert (row["train_loss"], row["test_loss"]) == pytest.approx((loss, test_loss), rel=1e-5)
     assert (row["train_accuracy"], row["test_accuracy"]) == pytest.approx((accuracy, test_accuracy))
 
 
-def test_a_batch_of_ignored_examples_alone_is_no_divergence(tmp_path: Path):
+def test_a_batch_of_only_ignored_examples_is_not_divergence(tmp_path: Path):
     """Its mean loss is 0/0."""
-    spec = tiny(COUNT, batch_size=1, ignore_label=0, epochs=1)
+    spec = tiny(COUNTING_TASK, batch_size=1, ignore_label=0, epochs=1)
     assert (examples(spec, "train").labels == 0).any()
     run = train(spec, tmp_path)
     assert run.status == "complete"
     assert all(math.isfinite(run.metrics[0][key]) for key in ("train_loss", "test_loss"))
 
 
-def adamw_by_hand(spec: RunSpec) -> tuple[Decoder, list[float]]:
+def reference_run(spec: RunSpec) -> tuple[Decoder, list[float]]:
     """The run without our loop: torch's plain AdamW, every batch's gradient from single examples."""
     model = initial_model(spec).train()
     data = examples(spec, "train")
@@ -154,60 +154,56 @@ def adamw_by_hand(spec: RunSpec) -> tuple[Decoder, list[float]]:
             rows = order[start : start + spec.batch_size]
             optimizer.param_groups[0]["lr"] = spec.lr * factor(step)
             optimizer.zero_grad()
-            each = [
+            example_losses = [
                 F.cross_entropy(
                     model(torch.tensor(data.tokens[[row]]), torch.tensor(data.lengths[[row]])),
                     torch.tensor(data.labels[[row]]),
                 )
                 for row in rows
             ]
-            torch.stack(each).mean().backward()
+            torch.stack(example_losses).mean().backward()
             optimizer.step()
-            sums += [loss.item() for loss in each]
+            sums += [loss.item() for loss in example_losses]
             step += 1
         losses.append(sum(sums) / len(sums))
     return model, losses
 
 
-@pytest.mark.parametrize("fields", [DISTANCE, PADDED], ids=["distance", "padded"])
-def test_a_run_is_adamw_on_the_mean_loss_of_each_batch_the_partial_last_one_included(
-    fields: dict[str, Any], tmp_path: Path
-):
+@pytest.mark.parametrize("fields", [DISTANCE_TASK, PADDED_TASK], ids=["distance", "padded"])
+def test_a_run_matches_plain_adamw_on_mean_batch_losses(fields: dict[str, Any], tmp_path: Path):
     spec = tiny(fields, lr=1e-2, weight_decay=0.1)
     assert spec.train_examples % spec.batch_size
     run = train(spec, tmp_path)
-    model, losses = adamw_by_hand(spec)
+    model, losses = reference_run(spec)
     assert [row["train_loss"] for row in run.metrics] == pytest.approx(losses, rel=1e-4)
     for ours, theirs in zip(run.model().parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("tokens_at_once", [1, 40])
-def test_parts_of_a_batch_that_is_too_large_to_be_held_at_once_give_the_same_run(
-    tokens_at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_gradient_accumulation_gives_the_same_run(tokens_at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     spec = tiny(COUNTING, encoding="t5", train_examples=50, epochs=3)
-    whole = train(spec, tmp_path / "whole")
-    monkeypatch.setitem(batches.TOKENS_AT_ONCE, "cpu", tokens_at_once)
+    full = train(spec, tmp_path / "whole")
+    monkeypatch.setitem(batches.TOKENS_PER_PASS, "cpu", tokens_at_once)
     parts = train(spec, tmp_path / "parts")
-    for (name, ours), theirs in zip(parts.model().named_parameters(), whole.model().parameters(), strict=True):
+    for (name, ours), theirs in zip(parts.model().named_parameters(), full.model().parameters(), strict=True):
         if name.endswith("qkv.bias"):  # a bias of the keys moves all logits of a query alike: its gradient is rounding
             ours, theirs = ours[32:], theirs[32:]
         torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)  # float32, twelve steps of AdamW
-    for ours, theirs in zip(parts.metrics, whole.metrics, strict=True):
+    for ours, theirs in zip(parts.metrics, full.metrics, strict=True):
         assert ours["train_loss"] == pytest.approx(theirs["train_loss"], abs=1e-5)
         assert ours["train_accuracy"] == theirs["train_accuracy"]
 
 
-def test_the_data_seed_changes_the_data_and_not_the_weights(tmp_path: Path):
+def test_the_data_seed_changes_only_the_data(tmp_path: Path):
     specs = [tiny(data_seed=seed, lr=1e-20, weight_decay=0.0) for seed in (0, 1)]
     models = [train(spec, tmp_path).model() for spec in specs]
     assert all(torch.allclose(a, b) for a, b in zip(*(m.parameters() for m in models), strict=True))
     assert not np.array_equal(examples(specs[0], "train").tokens, examples(specs[1], "train").tokens)
 
 
-def test_the_weights_on_disk_are_those_that_were_evaluated_last(tmp_path: Path):
-    spec = tiny(PADDED, lr=1e-2)
+def test_the_saved_weights_are_the_last_evaluated(tmp_path: Path):
+    spec = tiny(PADDED_TASK, lr=1e-2)
     run = train(spec, tmp_path)
     model = run.model()
     assert not model.training
@@ -241,7 +237,7 @@ def test_a_small_model_learns_a_small_task(tmp_path: Path):
         (("cpu", "on", "auto"), 1, False, "compile: this machine has no C++ compiler, got 'on'."),
     ],
 )
-def test_what_a_machine_has_is_used_as_asked_or_said_to_be_missing(
+def test_execution_options_are_used_or_reported_missing(
     monkeypatch: pytest.MonkeyPatch, asked: tuple[Any, Any, Any], gpus: int, compiler: bool, says: str
 ):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
@@ -263,11 +259,11 @@ def test_what_a_machine_has_is_used_as_asked_or_said_to_be_missing(
         (("cpu", "of", "auto"), "got 'of'; did you mean 'off'"),
     ],
 )
-def test_an_execution_that_does_not_exist_is_refused(given: tuple[Any, Any, Any], message: str):
-    assert message in refusal(lambda: plan_execution(*given))
+def test_unknown_execution_options_are_refused(given: tuple[Any, Any, Any], message: str):
+    assert message in refusal_message(lambda: plan_execution(*given))
 
 
-def test_the_environment_names_the_gpu_that_is_worked_on(monkeypatch: pytest.MonkeyPatch):
+def test_the_environment_names_the_gpu_in_use(monkeypatch: pytest.MonkeyPatch):
     """And not the one that is the current one, which is the first unless somebody set it."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -285,7 +281,7 @@ def test_bfloat16_products_change_the_numbers_a_little(tmp_path: Path):
     assert exact == pytest.approx(rough, rel=0.02)
 
 
-COMPILED = """
+COMPILED_SCRIPT = """
 import json, sys
 import torch
 from toeplens.training import run_spec, train
@@ -300,14 +296,14 @@ print(json.dumps([run.metrics for run in runs]))
 
 
 @pytest.mark.heavy
-def test_compiled_code_gives_the_losses_of_eager_code(tmp_path: Path):
+def test_compiled_losses_match_eager_losses(tmp_path: Path):
     """The last batch is partial, so the compiled run pads it with rows that count nowhere.
 
     In a process of its own: torch.compile cannot see through the shape checks that these tests run under.
     """
-    spec = tiny(PADDED, epochs=3, lr=1e-2, ignore_label=3)
+    spec = tiny(PADDED_TASK, epochs=3, lr=1e-2, ignore_label=3)
     given = json.dumps({"spec": spec.model_dump(mode="json"), "out": str(tmp_path)})
-    done = subprocess.run([sys.executable, "-c", COMPILED, given], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", COMPILED_SCRIPT, given], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     eager, compiled, parts = json.loads(done.stdout)
     for a, b, c in zip(eager, compiled, parts, strict=True):

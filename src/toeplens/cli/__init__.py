@@ -15,12 +15,12 @@ import typer
 
 from toeplens.cli import export, lists, pretrained, runs, studies
 from toeplens.cli.options import Command
-from toeplens.ground import ToeplensError
-from toeplens.ground.execution import EXIT_CODE, INTERRUPTED
-from toeplens.ground.machine import out_of_memory
+from toeplens.utils import ToeplensError
+from toeplens.utils.execution import INTERRUPTED_EXIT_CODE, INTERRUPTED_MESSAGE
+from toeplens.utils.machine import is_out_of_memory
 from toeplens.version import __version__
 
-__all__ = ["app", "report"]
+__all__ = ["app", "report_error"]
 
 
 app = typer.Typer(
@@ -68,8 +68,8 @@ for _panel, _commands in _COMMANDS.items():
         app.command(_name, cls=Command, rich_help_panel=_panel, help=_paragraphs(_command))(_command)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"toeplens {__version__}")
         raise typer.Exit
 
@@ -83,46 +83,46 @@ def _main(
     pass
 
 
-def report(error: BaseException) -> int:
+def report_error(error: BaseException) -> int:
     """Print an error as one line, if it is one that a user can fix or the machine's; raise it again if it is not.
 
     Returns the exit code: 2 for bad input, 3 for failures of the machine, 130 if interrupted.
     """
     if isinstance(error, ToeplensError):
-        return _fail(_with_options(error), error.exit_code)
+        return _print_error(_name_options(error), error.exit_code)
     if type(error).__name__ == "NoArgsIsHelpError":
         typer.echo(error.format_message())  # type: ignore[attr-defined]
         return 2
     if isinstance(error, typer.TyperException):
-        return _fail(error.format_message(), 2)
+        return _print_error(error.format_message(), 2)
     if isinstance(error, KeyboardInterrupt):
-        sys.stderr.write(f"{INTERRUPTED}\n")
-        return EXIT_CODE
+        sys.stderr.write(f"{INTERRUPTED_MESSAGE}\n")
+        return INTERRUPTED_EXIT_CODE
     if isinstance(error, OSError):
         sys.stdout = None  # otherwise Python flushes it again at exit
         if isinstance(error, BrokenPipeError):
             return 0
         # a full disk behind standard output, say
-        return _fail(f"{error.filename or 'standard output'}: {(error.strerror or str(error)).lower()}.", 3)
-    if out_of_memory(error):
-        return _fail("Out of memory. Lower --workers or the sizes.", 3)
+        return _print_error(f"{error.filename or 'standard output'}: {(error.strerror or str(error)).lower()}.", 3)
+    if is_out_of_memory(error):
+        return _print_error("Out of memory. Lower --workers or the sizes.", 3)
     raise error
 
 
-def _with_options(error: ToeplensError) -> str:
+def _name_options(error: ToeplensError) -> str:
     """The error's message, with names as they are typed: --max-tokens for max_tokens, MODEL for model."""
     commands = vars(typer.main.get_command(app))["commands"]
     command = next((commands[word] for word in sys.argv[1:] if word in commands), None)
-    typed = {}
-    for each in command.params if command else ():
-        if each.opts[0].startswith("-"):  # --format for form and format, --set for set_ and set
-            typed |= dict.fromkeys((each.name, each.opts[0].lstrip("-").replace("-", "_")), each.opts[0])
+    flags = {}
+    for param in command.params if command else ():
+        if param.opts[0].startswith("-"):  # --format for form and format, --set for set_ and set
+            flags |= dict.fromkeys((param.name, param.opts[0].lstrip("-").replace("-", "_")), param.opts[0])
         else:
-            typed[each.name] = each.name.upper()
-    names = re.sub(r"[\w.]+", lambda found: typed.get(found[0], found[0]), error.name)
+            flags[param.name] = param.name.upper()
+    names = re.sub(r"[\w.]+", lambda match: flags.get(match[0], match[0]), error.name)
     return names + str(error)[len(error.name) :]
 
 
-def _fail(message: str, code: int) -> int:
+def _print_error(message: str, code: int) -> int:
     sys.stderr.write(f"error: {' '.join(message.split())}\n")
     return code

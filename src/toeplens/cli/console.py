@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from toeplens.ground.files import finite
+from toeplens.utils.files import nan_to_none
 
 out = Console()
 err = Console(stderr=True)
@@ -22,12 +22,12 @@ err = Console(stderr=True)
 
 def print_json(content: Any) -> None:
     """Print JSON, and nothing else, to standard output."""
-    print(json.dumps(finite(content), indent=1, allow_nan=False))
+    print(json.dumps(nan_to_none(content), indent=1, allow_nan=False))
 
 
-def say(text: str, *, aside: bool = False) -> None:
-    """Print a plain line to standard output (``aside``: standard error), without wrapping or colours."""
-    (err if aside else out).print(text, highlight=False, markup=False, soft_wrap=True)
+def echo(text: str, *, stderr: bool = False) -> None:
+    """Print a plain line to standard output (``stderr``: standard error), without wrapping or colours."""
+    (err if stderr else out).print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_table(
@@ -43,41 +43,41 @@ def print_table(
     Each of several tables repeats the first column. ``brief`` instead prints one line per row, as wide as the terminal,
     and truncates the last column.
     """
-    cells = [list(map(_cell, row)) for row in (columns, *rows)]
-    words = [columns[0], *(max(each.split() or [""], key=cell_len) for each in columns[1:])]  # other headers may wrap
+    cells = [list(map(_to_text, row)) for row in (columns, *rows)]
+    words = [columns[0], *(max(name.split() or [""], key=cell_len) for name in columns[1:])]  # other headers may wrap
     widths = [max([cell_len(word), *(row[n].cell_len for row in cells[1:])]) for n, word in enumerate(words)]
     widest = max(1, out.width - widths[0] - 7)
     groups: list[list[int]] = [list(range(len(columns)))] if brief else []
-    room = 0
-    for place in range(1, 0 if brief else len(columns)):
-        if not groups or widths[place] + 3 > room:
+    space = 0
+    for column in range(1, 0 if brief else len(columns)):
+        if not groups or widths[column] + 3 > space:
             groups.append([0])
-            room = out.width - widths[0] - 4
-        groups[-1].append(place)
-        room -= widths[place] + 3
+            space = out.width - widths[0] - 4
+        groups[-1].append(column)
+        space -= widths[column] + 3
     for number, group in enumerate(groups, 1):
         table = Table(title=None if title is None or number > 1 else escape(title), expand=brief)
         table.caption = escape(caption) if caption and number == len(groups) else None
-        for place in group:
+        for column in group:
             if brief:
-                table.add_column(cells[0][place], no_wrap=True, ratio=1 if place == group[-1] else None)
-            elif place == 0:
-                table.add_column(cells[0][place], no_wrap=True, overflow="fold")
+                table.add_column(cells[0][column], no_wrap=True, ratio=1 if column == group[-1] else None)
+            elif column == 0:
+                table.add_column(cells[0][column], no_wrap=True, overflow="fold")
             else:
-                table.add_column(cells[0][place], overflow="fold", min_width=min(widths[place], widest))
+                table.add_column(cells[0][column], overflow="fold", min_width=min(widths[column], widest))
         for row in cells[1:]:
-            table.add_row(*(row[place] for place in group))
+            table.add_row(*(row[column] for column in group))
         out.print(table)
 
 
-def _cell(content: str | Text) -> Text:
+def _to_text(content: str | Text) -> Text:
     """Plain text with control characters escaped; styled text as it is."""
     if isinstance(content, Text):
         return content
-    return Text("".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in content))
+    return Text("".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in content))
 
 
-def print_in_full(entries: Iterable[tuple[str, Mapping[str, str | Text]]]) -> None:
+def print_details(entries: Iterable[tuple[str, Mapping[str, str | Text]]]) -> None:
     """Print each entry's name and, below it, its facts."""
     for name, facts in entries:
         out.print(Text(name, "bold"))
@@ -85,7 +85,7 @@ def print_in_full(entries: Iterable[tuple[str, Mapping[str, str | Text]]]) -> No
         grid.add_column(no_wrap=True, style="dim")
         grid.add_column(overflow="fold")
         for fact, text in facts.items():
-            grid.add_row(fact, _cell(text))
+            grid.add_row(fact, _to_text(text))
         out.print(Padding(grid, (0, 0, 0, 2)))
 
 
@@ -94,4 +94,4 @@ def print_page(page: Path, *, as_json: bool, **more: Any) -> None:
     if as_json:
         print_json({"page": str(page), **more})
     else:
-        say(f"page: {page.resolve()}")
+        echo(f"page: {page.resolve()}")

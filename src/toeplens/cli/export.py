@@ -6,10 +6,10 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from toeplens.cli.options import Json, Recorded, argument, option
-from toeplens.cli.studies import gather, page_in
-from toeplens.ground import InputError, choose, invalid, write_bytes, write_json, write_text
-from toeplens.ground.outputs import entered
+from toeplens.cli.options import Json, RecordDirectory, argument, option
+from toeplens.cli.studies import load_study, page_in
+from toeplens.utils import InputError, choose, invalid, write_bytes, write_json, write_text
+from toeplens.utils.outputs import open_output_dir
 from toeplens.version import __version__
 
 TITLE, AUTHORS, LICENSE = "toeplens", "The toeplens authors", "Apache-2.0"  # as CITATION.cff has them
@@ -24,35 +24,35 @@ def cite(
     """Print citations of toeplens, the papers and encodings."""
     from toeplens import encodings
     from toeplens.cli import console
-    from toeplens.ground.citations import Citation, citations_of
     from toeplens.papers.deposit import PAPER as DEPOSIT
     from toeplens.papers.positional_symbolic import PAPER as SYMBOLIC
+    from toeplens.utils.citations import Citation, citations_of
 
     program = Citation(TITLE, (f"{{{AUTHORS}}}",), f"{TITLE}: {ABOUT}", version=__version__, license=LICENSE)
     papers = [DEPOSIT, SYMBOLIC]
-    cited = {name: encodings.get(name).citation for name in ([] if directory is None else _encodings(directory))}
-    new: dict[str, Citation] = {}  # a paper of several encodings is one entry
-    for work in itertools.chain.from_iterable(citations_of(text, name) for name, text in cited.items()):
-        if work.arxiv not in [paper.arxiv for paper in papers]:
-            new.setdefault(work.arxiv or work.key, work)
-    works = {"program": [program], "papers": papers, "encodings": list(new.values())}
+    texts = {name: encodings.get(name).citation for name in ([] if directory is None else _encodings(directory))}
+    encoding_papers: dict[str, Citation] = {}  # a paper of several encodings is one entry
+    for entry in itertools.chain.from_iterable(citations_of(text, name) for name, text in texts.items()):
+        if entry.arxiv not in [paper.arxiv for paper in papers]:
+            encoding_papers.setdefault(entry.arxiv or entry.key, entry)
+    groups = {"program": [program], "papers": papers, "encodings": list(encoding_papers.values())}
     if as_json:
         console.print_json(
             {
-                kind: [{"key": work.key, "words": work.text(), "bibtex": work.bibtex()} for work in found]
-                for kind, found in works.items()
+                kind: [{"key": entry.key, "words": entry.text(), "bibtex": entry.bibtex()} for entry in citations]
+                for kind, citations in groups.items()
             }
         )
     elif bibtex:
-        console.say("\n\n".join(work.bibtex() for found in works.values() for work in found))
-        if not all(work.title for work in new.values()):
-            console.say("Some entries lack a title; look them up on arXiv by number.", aside=True)
+        console.echo("\n\n".join(entry.bibtex() for citations in groups.values() for entry in citations))
+        if not all(entry.title for entry in encoding_papers.values()):
+            console.echo("Some entries lack a title; look them up on arXiv by number.", stderr=True)
     else:
         lines = ["toeplens:", f"  {program.text()}", "the papers that it reproduces:"]
         lines += [f"  {paper.text()}" for paper in papers]
-        if cited:
-            lines += [f"the encodings in {directory}:", *(f"  {name}: {text}" for name, text in cited.items())]
-        console.say("\n".join([*lines, "as BibTeX: toeplens cite --bibtex"]))
+        if texts:
+            lines += [f"the encodings in {directory}:", *(f"  {name}: {text}" for name, text in texts.items())]
+        console.echo("\n".join([*lines, "as BibTeX: toeplens cite --bibtex"]))
 
 
 def _encodings(directory: Path) -> list[str]:
@@ -65,16 +65,16 @@ def _encodings(directory: Path) -> list[str]:
     specs: list[Any] = []  # none of a pretrained model's
     if (directory / "spec.json").is_file():
         specs = [Run.open(directory).spec]
-    elif isinstance(state := gather(directory), grid.Grid):
-        specs = [cell.job.spec for cell in grid.cells(state.spec)]
+    elif isinstance(state := load_study(directory), grid.GridStudy):
+        specs = [cell.job.spec for cell in grid.grid_cells(state.spec)]
     elif isinstance(state, deposit.Reproduction):
         specs = [cell.job.spec for cell in state.plan.cells()]
     elif isinstance(state, mathematics.Theory):
-        specs = [job.spec for job in mathematics.jobs(state.scale, state.seeds)]
+        specs = [job.spec for job in mathematics.model_jobs(state.scale, state.seeds)]
     names: dict[str, None] = {}
     for spec in specs:
-        for each in filter(None, (spec.model.encoding, spec.model.input_encoding)):
-            names |= dict.fromkeys(encodings.named(each))
+        for encoding in filter(None, (spec.model.encoding, spec.model.input_encoding)):
+            names |= dict.fromkeys(encodings.split_names(encoding))
     return list(names)
 
 
@@ -82,7 +82,7 @@ FIGURES, TABLES = "figures.json", "tables.json"
 
 
 def figures(
-    directory: Recorded,
+    directory: RecordDirectory,
     form: str = option("pdf", "pdf, svg or png (300 dpi) (default: pdf).", "NAME", flag="--format"),
     figure: list[str] | None = option(None, "Name or number of a figure; repeatable (default: all).", "NAME"),
     columns: int | None = option(
@@ -93,33 +93,33 @@ def figures(
 ) -> None:
     """Export the figures of a page, sized for a paper, on white."""
     from toeplens.cli.progress import ProgressBars
-    from toeplens.report.exporting import FORMATS, INCHES, columns_of, draw
+    from toeplens.report.exporting import FORMATS, INCHES, columns_of, draw_figure
 
     kind = choose("format", form, FORMATS)
     if columns is not None and columns not in INCHES:
         raise invalid("columns", "be 1 or 2", columns)
-    every = list(enumerate(page_in(directory).figures, 1))
-    if not every:
+    numbered = list(enumerate(page_in(directory).figures, 1))
+    if not numbered:
         raise InputError(f"figures: the report of {directory} has no figures.")
-    ids = {str(number): each.id for number, each in every}
-    chosen = {choose("figure", ids.get(each, each), ids.values()) for each in figure or ids}
-    place = directory / "figures" if out is None else out
-    wanted = [(number, each) for number, each in every if each.id in chosen]
-    about = [
-        {"file": f"{each.id}.{kind}", "figure": each.id, "number": number, "title": each.title, "caption": each.caption}
-        | {"inches": INCHES[columns or columns_of(each)]}
-        for number, each in wanted
+    ids = {str(number): fig.id for number, fig in numbered}
+    chosen_ids = {choose("figure", ids.get(fig, fig), ids.values()) for fig in figure or ids}
+    out_dir = directory / "figures" if out is None else out
+    selected = [(number, fig) for number, fig in numbered if fig.id in chosen_ids]
+    entries = [
+        {"file": f"{fig.id}.{kind}", "figure": fig.id, "number": number, "title": fig.title, "caption": fig.caption}
+        | {"inches": INCHES[columns or columns_of(fig)]}
+        for number, fig in selected
     ]
-    with entered(place, "figures", (FIGURES,)), ProgressBars() as progress:
-        write_json(place / FIGURES, {"directory": str(directory), "figures": about})
-        for done, (_, each) in enumerate(wanted, 1):
-            write_bytes(place / f"{each.id}.{kind}", draw(each, kind, columns))
-            progress("files", done, len(wanted))
-    _print(place, about, as_json)
+    with open_output_dir(out_dir, "figures", (FIGURES,)), ProgressBars() as progress:
+        write_json(out_dir / FIGURES, {"directory": str(directory), "figures": entries})
+        for done, (_, fig) in enumerate(selected, 1):
+            write_bytes(out_dir / f"{fig.id}.{kind}", draw_figure(fig, kind, columns))
+            progress("files", done, len(selected))
+    _print_files(out_dir, entries, as_json)
 
 
 def tables(
-    directory: Recorded,
+    directory: RecordDirectory,
     form: str = option(
         "both", "csv, latex (booktabs), html, both (csv and latex) or all (default: both).", "NAME", flag="--format"
     ),
@@ -130,29 +130,29 @@ def tables(
 
     LaTeX tables use booktabs and have a caption and a label.
     """
-    from toeplens.report.exporting import csv_of, html_of, latex_of, numbered
+    from toeplens.report.exporting import csv_of, html_of, latex_of, number_tables
 
     writers = {"csv": csv_of, "tex": latex_of, "html": html_of}
     endings = {"csv": ["csv"], "latex": ["tex"], "html": ["html"], "both": ["csv", "tex"], "all": list(writers)}
-    chosen = endings[choose("format", form, endings)]
-    every = numbered(page_in(directory).tables)
-    if not every:
+    suffixes = endings[choose("format", form, endings)]
+    all_tables = number_tables(page_in(directory).tables)
+    if not all_tables:
         raise InputError(f"tables: the report of {directory} has no tables.")
-    place, about = directory / "tables" if out is None else out, []
-    with entered(place, "tables", (TABLES,)):
-        for table in every:
-            for ending in chosen:
+    out_dir, entries = directory / "tables" if out is None else out, []
+    with open_output_dir(out_dir, "tables", (TABLES,)):
+        for table in all_tables:
+            for ending in suffixes:
                 file = f"{table.file}.{ending}"
-                write_text(place / file, writers[ending](table))
-                about.append({"file": file, "table": table.name, "rows": len(table.body)})
-        write_json(place / TABLES, {"directory": str(directory), "tables": about})
-    _print(place, about, as_json)
+                write_text(out_dir / file, writers[ending](table))
+                entries.append({"file": file, "table": table.name, "rows": len(table.body)})
+        write_json(out_dir / TABLES, {"directory": str(directory), "tables": entries})
+    _print_files(out_dir, entries, as_json)
 
 
-def _print(place: Path, about: list[dict[str, Any]], as_json: bool) -> None:
+def _print_files(out_dir: Path, entries: list[dict[str, Any]], as_json: bool) -> None:
     from toeplens.cli import console
 
     if as_json:
-        console.print_json({"directory": str(place), "files": about})
+        console.print_json({"directory": str(out_dir), "files": entries})
     else:
-        console.say(f"{len(about)} files: {place.resolve()}")
+        console.echo(f"{len(entries)} files: {out_dir.resolve()}")

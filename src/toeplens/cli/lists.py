@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from toeplens.cli.options import Full, Json, argument, changed, option
-from toeplens.ground import InputError, choose
-from toeplens.ground.outputs import free
+from toeplens.cli.options import Full, Json, apply_changes, argument, option
+from toeplens.utils import InputError, choose
+from toeplens.utils.outputs import check_output_file
 
 _Columns = dict[str, Callable[[dict[str, Any]], str]]  # header: text of a row
 
@@ -17,10 +17,10 @@ _Columns = dict[str, Callable[[dict[str, Any]], str]]  # header: text of a row
 def list_encodings(full: Full = False, as_json: Json = False) -> None:
     """List the positional encodings and their options."""
     from toeplens import encodings
-    from toeplens.cli.console import say
+    from toeplens.cli.console import echo
 
-    for name, why in encodings.unusable().items():
-        say(f"{name}: {why}", aside=True)
+    for name, reason in encodings.load_errors().items():
+        echo(f"{name}: {reason}", stderr=True)
     rows = []
     for name in encodings.names():
         kind = encodings.get(name)
@@ -35,7 +35,7 @@ def list_encodings(full: Full = False, as_json: Json = False) -> None:
         "content": lambda row: "yes" if row["data_dependent"] else "no",
         "citation": lambda row: row["citation"],
     }
-    _print(rows, columns, {"scale": lambda row: row["scale"]}, full, as_json)
+    _print_rows(rows, columns, {"scale": lambda row: row["scale"]}, full, as_json)
 
 
 def card(
@@ -54,27 +54,27 @@ def card(
     from toeplens import encodings, report
     from toeplens.cli import console
     from toeplens.cli.progress import ProgressBars
-    from toeplens.ground.outputs import write_page
     from toeplens.studies.card import make_card
+    from toeplens.utils.outputs import write_page
 
     if name is None and set_:
         raise InputError("set must not be used without an encoding.")
-    names = encodings.names() if name is None else (encodings.canonical(name),)
-    options = changed({}, set_ or [])
-    parts = encodings.named(names[0])  # options of a sum are named by part
-    for each in options:
-        choose(f"option of encoding {names[0]!r}", each, parts if len(parts) > 1 else encodings.options(names[0]))
+    names = encodings.names() if name is None else (encodings.canonical_name(name),)
+    options = apply_changes({}, set_ or [])
+    parts = encodings.split_names(names[0])  # options of a sum are named by part
+    for item in options:
+        choose(f"option of encoding {names[0]!r}", item, parts if len(parts) > 1 else encodings.options(names[0]))
     if name is None:
-        report.free_for_cards(names, out)
+        report.check_cards_directory(names, out)
     else:
-        free(out, "card")
+        check_output_file(out, "card")
     cards = []
     with ProgressBars() as progress:
-        for each in names:
-            cards.append(make_card(each, length=length, **options))
+        for item in names:
+            cards.append(make_card(item, length=length, **options))
             progress("cards", len(cards), len(names))
     page = write_page(out, cards[0].page().html(), "card") if name is not None else report.write_cards(cards, out)
-    console.print_page(page, as_json=as_json, cards=[made.to_dict() for made in cards])
+    console.print_page(page, as_json=as_json, cards=[result.to_dict() for result in cards])
 
 
 def list_tasks(full: Full = False, as_json: Json = False) -> None:
@@ -92,16 +92,16 @@ def list_tasks(full: Full = False, as_json: Json = False) -> None:
         "chance": lambda row: f"{row['chance']:.4f}",
         "about": lambda row: " ".join(row["about"].split("\n\n")[0].split()),
     }
-    _print(rows, columns, {}, full, as_json)
+    _print_rows(rows, columns, {}, full, as_json)
 
 
 def _options(parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
     return {
-        "options": {name: None if each.default is each.empty else each.default for name, each in parameters.items()}
+        "options": {name: None if param.default is param.empty else param.default for name, param in parameters.items()}
     }
 
 
-def _print(rows: list[dict[str, Any]], columns: _Columns, more: _Columns, full: bool, as_json: bool) -> None:
+def _print_rows(rows: list[dict[str, Any]], columns: _Columns, more: _Columns, full: bool, as_json: bool) -> None:
     """Print rows as JSON, as a table, or (``full``) with more facts and the options."""
     from toeplens.cli import console
 
@@ -110,8 +110,8 @@ def _print(rows: list[dict[str, Any]], columns: _Columns, more: _Columns, full: 
     elif full:
         more = more | {"options": lambda row: ", ".join(f"{n}={x}" for n, x in row["options"].items()) or "none"}
         facts = dict(list(columns.items())[1:]) | more
-        console.print_in_full((row["name"], {fact: text(row) for fact, text in facts.items()}) for row in rows)
+        console.print_details((row["name"], {fact: text(row) for fact, text in facts.items()}) for row in rows)
     else:
         cells = [[text(row) for text in columns.values()] for row in rows]
         console.print_table(None, list(columns), cells, brief=True)
-        console.say("Use --full for options and full texts.")
+        console.echo("Use --full for options and full texts.")

@@ -15,9 +15,9 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from toeplens.ground import InputError, invalid
-from toeplens.ground.execution import ExecutionOptions
 from toeplens.studies.kit.options import AuditOptions
+from toeplens.utils import InputError, invalid
+from toeplens.utils.execution import ExecutionOptions
 
 _LONGEST_PATH, _LONGEST_NAME = 4095, 255  # bytes, as Linux has them
 
@@ -60,29 +60,29 @@ def argument(default: Any, help: str, *, is_path: bool = False) -> Any:
 
 
 def option_of(kind: type[Any], name: str) -> Any:
-    """The option of a field of a dataclass (`toeplens.ground.options.option`)."""
+    """The option of a field of a dataclass (`toeplens.utils.options.option`)."""
     about = next(field.metadata for field in fields(kind) if field.name == name)
     return option(..., about["help"], about["metavar"], about["panel"], about.get("flag", ""))
 
 
 RunDirectory = Annotated[Path, argument(..., "Directory of a finished run.", is_path=True)]
 StudyDirectory = Annotated[Path, argument(..., "Directory of a study.", is_path=True)]
-Recorded = Annotated[Path, argument(..., "Directory of a study, an audit or a probe.", is_path=True)]
+RecordDirectory = Annotated[Path, argument(..., "Directory of a study, an audit or a probe.", is_path=True)]
 Json = Annotated[bool, option(..., "Print JSON to standard output.", flag="--json")]
 Full = Annotated[bool, option(..., "Show all details of each entry.", flag="--full")]
 Device = Annotated[str, option_of(ExecutionOptions, "device")]
 ModelDtype = Annotated[str, option_of(AuditOptions, "dtype")]
-Pickled = Annotated[bool, option_of(AuditOptions, "pickled")]
-_RESUMED = "An interrupted study found here is resumed."
-StudyOut = Annotated[Path, option(..., f"Output directory. {_RESUMED}", "PATH")]
-StudyPlace = Annotated[Path, option(..., f"Output directory or URL. {_RESUMED}", "PATH|URL")]
+AllowPickle = Annotated[bool, option_of(AuditOptions, "pickled")]
+_RESUME_NOTE = "An interrupted study found here is resumed."
+StudyOut = Annotated[Path, option(..., f"Output directory. {_RESUME_NOTE}", "PATH")]
+OutOrUrl = Annotated[Path, option(..., f"Output directory or URL. {_RESUME_NOTE}", "PATH|URL")]
 
 
-def with_options(*chosen: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command options for its parameters that are dataclasses: their fields that have a help text.
 
     Arguments
-        chosen  only these fields (default: all)
+        names  only these fields (default: all)
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -93,14 +93,14 @@ def with_options(*chosen: str) -> Callable[[Callable[..., None]], Callable[..., 
                 parameters.append(parameter.replace(kind=_KEYWORD))
                 continue
             hints = get_type_hints(kind)
-            used = [each for each in fields(kind) if "help" in each.metadata and (not chosen or each.name in chosen)]
-            for each in used:
-                hint: Any = Annotated[each.metadata.get("typed", hints[each.name]), option_of(kind, each.name)]
-                default = None if each.default == () else each.default
-                parameters.append(inspect.Parameter(each.name, _KEYWORD, default=default, annotation=hint))
-            groups[name] = kind, [each.name for each in used]
+            selected = [item for item in fields(kind) if "help" in item.metadata and (not names or item.name in names)]
+            for item in selected:
+                hint: Any = Annotated[item.metadata.get("typed", hints[item.name]), option_of(kind, item.name)]
+                default = None if item.default == () else item.default
+                parameters.append(inspect.Parameter(item.name, _KEYWORD, default=default, annotation=hint))
+            groups[name] = kind, [item.name for item in selected]
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        command.__annotations__ = {item.name: item.annotation for item in parameters}
         command.groups = groups  # type: ignore[attr-defined]
         return command
 
@@ -113,46 +113,46 @@ class Command(TyperCommand):
     If ``out`` is a URL, the function works in a local copy, which is published when it ends.
     """
 
-    def __init__(self, *args: Any, **given: Any) -> None:
-        super().__init__(*args, **given)
-        self.callback: Any = inspect.unwrap(given["callback"])  # without Typer's, which passes each option
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.callback: Any = inspect.unwrap(kwargs["callback"])  # without Typer's, which passes each option
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        rest = super().parse_args(ctx, args)
+        remaining = super().parse_args(ctx, args)
         if ctx.resilient_parsing:  # for completion
-            return rest
+            return remaining
         values: dict[str, Any] = {
             name: list(x) or None if isinstance(x, tuple) else x for name, x in ctx.params.items()
         }
         for name, (kind, options) in getattr(self.callback, "groups", {}).items():
-            given = {option: values.pop(option) for option in options}
-            values[name] = kind(**{option: value for option, value in given.items() if value is not None})
+            group = {option: values.pop(option) for option in options}
+            values[name] = kind(**{option: value for option, value in group.items() if value is not None})
         if isinstance(url := values.get("out"), str):
             from toeplens.engine import working_copy
 
             values["execution"] = replace(values["execution"], publish=url)
             values["out"] = ctx.with_resource(working_copy(url))
         ctx.params = values
-        return rest
+        return remaining
 
 
-def changed(content: dict[str, Any], changes: list[str]) -> dict[str, Any]:
+def apply_changes(content: dict[str, Any], changes: list[str]) -> dict[str, Any]:
     """A spec with ``path=value`` changes. A new encoding or protocol also changes the switches that depend on it."""
     content = deepcopy(content)
     for change in changes:
         path, equals, text = change.partition("=")
         if not equals or not path:
             raise invalid("set", "be of the form field=value", change)
-        place = content
+        target = content
         *parents, last = path.split(".")
         for name in parents:
-            place = place.setdefault(name, {})
-            if not isinstance(place, dict):
+            target = target.setdefault(name, {})
+            if not isinstance(target, dict):
                 raise InputError(f"set: {name} has no fields, so {path} cannot be set.")
         try:
-            place[last] = json.loads(text)
+            target[last] = json.loads(text)
         except json.JSONDecodeError:
-            place[last] = text
+            target[last] = text
         except (ValueError, RecursionError) as error:
             raise InputError(f"set: the value of {path} is too large ({error}).") from None
     return content

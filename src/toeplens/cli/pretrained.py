@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from toeplens.cli.options import Device, Json, ModelDtype, Pickled, StudyOut, argument, option, with_options
-from toeplens.cli.studies import finish
-from toeplens.ground import InputError, invalid
-from toeplens.ground.execution import ClusterOptions, ExecutionOptions
-from toeplens.ground.options import MEASURE
-from toeplens.ground.outputs import entered, must_be_of, write_page
-from toeplens.studies.kit.options import Asked, AuditOptions
+from toeplens.cli.options import AllowPickle, Device, Json, ModelDtype, StudyOut, argument, option, with_options
+from toeplens.cli.studies import write_and_print
+from toeplens.studies.kit.options import AuditOptions, ProbeSizes
+from toeplens.utils import InputError, invalid
+from toeplens.utils.execution import ClusterOptions, ExecutionOptions
+from toeplens.utils.options import MEASURE
+from toeplens.utils.outputs import check_same_model, open_output_dir, write_page
 
 
 @with_options()
@@ -34,8 +34,8 @@ def audit(
     reads random tokens whose second half repeats the first. Layers and heads count from 1. Run the same command to
     resume.
     """
+    from toeplens.backends.hf.checkpoints import is_local_path
     from toeplens.cli import audit_output, console
-    from toeplens.sources.huggingface.checkpoints import is_there
     from toeplens.studies.auditing.study import is_run
 
     if text and tokens:
@@ -46,11 +46,11 @@ def audit(
         for name, value in (("workers", cluster.workers), ("engine", cluster.engine if cluster.on_ray else None)):
             if value is not None:
                 raise invalid(name, "not be set for a single model", value)
-    for each in model:
-        if is_run(each):
+    for model_name in model:
+        if is_run(model_name):
             options.check_run(text=text, tokens=tokens)
-        elif not is_there(each):
-            console.say(f"model: {each} is not a local directory; looking it up on the hub.", aside=True)
+        elif not is_local_path(model_name):
+            console.echo(f"model: {model_name} is not a local directory; looking it up on the hub.", stderr=True)
     data: Any = None
     if tokens:
         data = tokens[0]
@@ -66,7 +66,7 @@ def _texts(files: Sequence[Path], key: Literal["name", "stem"] = "name") -> dict
     """The texts of files, by file name."""
     from toeplens.studies.auditing.inputs import read_text
 
-    texts = {getattr(each, key): read_text(each) for each in files}
+    texts = {getattr(file, key): read_text(file) for file in files}
     if len(texts) < len(files):
         raise InputError("text must not name two files with the same file name.")
     return texts
@@ -86,12 +86,12 @@ def compare(
     from toeplens.cli import console
     from toeplens.studies import auditing
 
-    found = [auditing.open_audit(each) for each in (first, second)]
+    pair = [auditing.open_audit(each) for each in (first, second)]
     names = names_of(first, second)
-    with entered(out, "comparison", (report.PAGE,)):
-        page = report.comparison_page(found[0], found[1], names)
+    with open_output_dir(out, "comparison", (report.PAGE,)):
+        page = report.comparison_page(pair[0], pair[1], names)
         path = write_page(out / report.PAGE, page.html(), page.command)
-    audits = [{"name": name, **each.summary()} for name, each in zip(names, found, strict=True)]
+    audits = [{"name": name, **each.summary()} for name, each in zip(names, pair, strict=True)]
     console.print_page(path, as_json=as_json, audits=audits)
 
 
@@ -99,8 +99,8 @@ def names_of(first: Path, second: Path) -> tuple[str, str]:
     """Names of two directories: as many of their last folders as are needed to tell them apart."""
     parts = [each.resolve().parts for each in (first, second)]
     depth = next((n for n in range(1, max(map(len, parts))) if parts[0][-n:] != parts[1][-n:]), 1)
-    one, other = ("/".join(each[-depth:]) for each in parts)
-    return one, other
+    first_name, second_name = ("/".join(each[-depth:]) for each in parts)
+    return first_name, second_name
 
 
 @with_options()
@@ -113,11 +113,11 @@ def probe(
         None, "Intervention, e.g. 'layers=3-5 heads=1 output=zero'. Repeatable.", "CHANGE"
     ),
     *,
-    asked: Asked,
+    sizes: ProbeSizes,
     heads: bool = option(True, "Find retrieval heads.", panel=MEASURE, flag="--heads/--no-heads"),
     dtype: ModelDtype = "auto",
     device: Device = "auto",
-    pickled: Pickled = False,
+    pickled: AllowPickle = False,
     seed: int = option(0, "Random seed (default: 0).", "N", MEASURE),
     as_json: Json = False,
 ) -> None:
@@ -125,15 +125,15 @@ def probe(
 
     Also reports loss by position. Give --change to compare with interventions.
     """
+    from toeplens.backends.hf.load import display_name_of, open_model
     from toeplens.cli import audit_output, console
     from toeplens.cli.progress import ProgressBars
     from toeplens.report import write_report
-    from toeplens.sources.huggingface.load import called_of, open_model
     from toeplens.studies import probing
     from toeplens.studies.auditing.inputs import read_text, read_tokens
-    from toeplens.studies.kit.changes import changes_of, read_change
+    from toeplens.studies.kit.changes import parse_change, resolve_changes
 
-    wishes = [read_change(each) for each in change or ()]
+    specs = [parse_change(line) for line in change or ()]
     if len(text or ()) > 1:
         raise invalid("text", "be set only once", got=f"{len(text or ())} files")
     if text and tokens is None:
@@ -142,19 +142,19 @@ def probe(
         data = read_tokens(tokens)
     else:
         raise InputError("text or tokens must be set, but not both.")
-    with entered(out, "probe", (probing.RECORD,)), ProgressBars() as progress:
-        must_be_of(out / probing.RECORD, called_of(model), "probe")
+    with open_output_dir(out, "probe", (probing.RECORD,)), ProgressBars() as progress:
+        check_same_model(out / probing.RECORD, display_name_of(model), "probe")
         loaded = open_model(model, dtype=dtype, device=device, pickled=pickled)  # type: ignore[arg-type]
         loaded.check_decoder("a probe")
-        changes = changes_of(loaded, wishes)
-        found = probing.probe(loaded, data, changes=changes, asked=asked, heads=heads, seed=seed, on_progress=progress)
-        probing.save_probe(found, out)
-        page = write_report(out, found.page())
+        changes = resolve_changes(loaded, specs)
+        record = probing.probe(loaded, data, changes=changes, sizes=sizes, heads=heads, seed=seed, on_progress=progress)
+        probing.save_probe(record, out)
+        page = write_report(out, record.page())
     if as_json:
-        console.print_json({**found.to_dict(), "page": str(page)})
+        console.print_json({**record.to_dict(), "page": str(page)})
         return
-    audit_output.print_probe(found)
-    console.say(f"page: {page}")
+    audit_output.print_probe(record)
+    console.echo(f"page: {page}")
 
 
 @with_options("time_budget")
@@ -183,8 +183,8 @@ def pretrained(
     texts = _texts(text, "stem")
     sizes = {"sequences": sequences, "tokens": tokens, "effect_tokens": effect_tokens, "probe_tokens": probe_tokens}
     options: dict[str, Any] = {"dtype": dtype, "device": device, "seed": seed, **sizes}
-    with interruptible(execution) as limits:
+    with interruptible(execution) as execution:
         with ProgressBars() as progress:
-            options["on_piece"] = lambda name, at, count: progress.finish(f"[{at}/{count}] {name}")
-            state = study.examine(model, texts, out, **options, limits=limits, on_progress=progress)
-        finish(state, as_json=as_json)
+            options["on_part"] = lambda name, index, count: progress.finish(f"[{index}/{count}] {name}")
+            state = study.examine(model, texts, out, **options, execution=execution, on_progress=progress)
+        write_and_print(state, as_json=as_json)

@@ -6,11 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
-from toeplens.cli.options import Device, Json, RunDirectory, argument, changed, option, with_options
-from toeplens.ground import InputError, choose, invalid, read_json
-from toeplens.ground.execution import ClusterOptions, ExecutionOptions
-from toeplens.ground.options import TRAINING, within
-from toeplens.ground.outputs import free
+from toeplens.cli.options import Device, Json, RunDirectory, apply_changes, argument, option, with_options
+from toeplens.utils import InputError, choose, invalid, read_json
+from toeplens.utils.execution import ClusterOptions, ExecutionOptions
+from toeplens.utils.options import TRAINING, check_range
+from toeplens.utils.outputs import check_output_file
 
 
 @with_options("time_budget", "device", "compile", "follow")
@@ -32,67 +32,66 @@ def train_run(
 ) -> None:
     """Train one model, or resume an interrupted run."""
     from toeplens.cli import console
-    from toeplens.cli.progress import ProgressBars, interruptible, opening
-    from toeplens.training import told, train
-    from toeplens.training.loggers import loggers_named, must_be_installed
-    from toeplens.training.run import WATCHED
+    from toeplens.cli.progress import ProgressBars, interruptible, opening_line
+    from toeplens.training import describe_history, train
+    from toeplens.training.loggers import build_loggers, must_be_installed
+    from toeplens.training.run import PROBES
 
-    given = {"scale": scale, "protocol": protocol, "task": task, "encoding": encoding, "seed": seed}
-    wanted = _spec(spec, {name: value for name, value in given.items() if value is not None}, set_ or [])
+    arguments = {"scale": scale, "protocol": protocol, "task": task, "encoding": encoding, "seed": seed}
+    run_spec = _load_spec(spec, {name: value for name, value in arguments.items() if value is not None}, set_ or [])
     must_be_installed(execution.follow)
-    about = f"{wanted.task}, {wanted.model.encoding}, {wanted.model.protocol} protocol"
-    progress, watcher = ProgressBars(opening(about, [wanted], execution, ClusterOptions()), lines=False), None
+    about = f"{run_spec.task}, {run_spec.model.encoding}, {run_spec.model.protocol} protocol"
+    progress, probe = ProgressBars(opening_line(about, [run_spec], execution, ClusterOptions()), lines=False), None
 
     def on_progress(step: int, total: int, row: dict[str, Any] | None) -> None:
         accuracy = None if row is None else row["test_accuracy"]  # None where no example counted
-        progress(wanted.name, step, total, "" if accuracy is None else f"  test accuracy {accuracy:.3f}")
+        progress(run_spec.name, step, total, "" if accuracy is None else f"  test accuracy {accuracy:.3f}")
 
     if watch:
-        from toeplens.engine import HeadWatch
+        from toeplens.engine import HeadProbe
 
-        watcher = HeadWatch(wanted)
+        probe = HeadProbe(run_spec)
     with interruptible(execution) as execution:
         with progress:
-            loggers = loggers_named(execution.follow)
-            run = train(wanted, out, execution, watcher=watcher, loggers=loggers, on_progress=on_progress)
+            loggers = build_loggers(execution.follow)
+            run = train(run_spec, out, execution, probe=probe, loggers=loggers, on_progress=on_progress)
         if run.status == "complete":
             run.model()  # fails if the weights were deleted or truncated since
         if as_json:
             about_run = {"directory": str(run.directory), "status": run.status, **run.result}
             history = [segment.to_dict() for segment in run.history]
-            console.print_json({**about_run, "metrics": run.metrics, "watched": run.watched, "history": history})
+            console.print_json({**about_run, "metrics": run.metrics, "probe_rows": run.probe_rows, "history": history})
             return
         accuracy = run.result.get("test_accuracy")  # None where no example counted
-        reached = "" if accuracy is None else f", test accuracy {accuracy:.4f} (chance {wanted.chance:.4f})"
-        console.say(f"{run.status}{reached}\nrun: {run.directory}")
+        accuracy_text = "" if accuracy is None else f", test accuracy {accuracy:.4f} (chance {run_spec.chance:.4f})"
+        console.echo(f"{run.status}{accuracy_text}\nrun: {run.directory}")
         if len(run.history) > 1:
-            console.say(
-                f"resumed on different hardware or software ({told(run.history)}); results may not be bit-identical"
-            )
-        if run.watched:
-            console.say(f"head statistics: {len(run.watched)} checkpoints, in {run.directory / WATCHED}")
+            history = describe_history(run.history)
+            console.echo(f"resumed on different hardware or software ({history}); results may not be bit-identical")
+        if run.probe_rows:
+            console.echo(f"head statistics: {len(run.probe_rows)} checkpoints, in {run.directory / PROBES}")
         elif watch and run.result:
-            console.say("no head statistics: this run was already finished")
+            console.echo("no head statistics: this run was already finished")
 
 
-def _spec(file: Path | None, given: dict[str, Any], changes: list[str]) -> Any:
-    """The run's spec: of a file or of a preset with the ``given`` options; with ``changes``."""
-    from toeplens.model import scale_left_open
+def _load_spec(file: Path | None, arguments: dict[str, Any], changes: list[str]) -> Any:
+    """The run's spec: of a file or of a preset with these ``arguments``; with ``changes``."""
+    from toeplens.model import without_published_scale
     from toeplens.training import run_spec, starting_spec
 
-    if file is not None and given:
-        raise InputError(f"{next(iter(given))} must not be set with {file}. Use --set.")
+    if file is not None and arguments:
+        raise InputError(f"{next(iter(arguments))} must not be set with {file}. Use --set.")
     if file is None:
-        start = {"scale": "laptop", "protocol": "paper", "task": "trigger-distance", "encoding": "rope", "seed": 42}
-        content = starting_spec(**start | given)
+        defaults = {"scale": "laptop", "protocol": "paper", "task": "trigger-distance", "encoding": "rope", "seed": 42}
+        content = starting_spec(**defaults | arguments)
     elif not file.exists() or file.is_dir():
-        why = f"{file} is a directory" if file.is_dir() else f"file {file} does not exist"
-        raise InputError(f"spec must be a JSON file with a run's spec, but {why}.")
+        problem = f"{file} is a directory" if file.is_dir() else f"file {file} does not exist"
+        raise InputError(f"spec must be a JSON file with a run's spec, but {problem}.")
     elif not isinstance(content := read_json(file), dict):
         raise InputError(f"spec: {file} is not a run's spec.")
     if changes and isinstance(content.get("model"), dict):
-        content = {**content, "model": scale_left_open(content["model"])}
-    return run_spec(**changed(content, changes))
+        content = {**content, "model": without_published_scale(content["model"])}
+    return run_spec(**apply_changes(content, changes))
 
 
 def ablate(
@@ -122,21 +121,21 @@ def ablate(
     from toeplens.engine import ablate_run, measure_run
     from toeplens.lens import HeadSets, deposit
 
-    chosen: Any = {"examples": examples, "split": choose("split", split, ("test", "train+test"))}
-    opened, found = training.Run.open(run), None
+    data_options: Any = {"examples": examples, "split": choose("split", split, ("test", "train+test"))}
+    trained_run, head_sets = training.Run.open(run), None
     with console.err.status("ablating heads"):
-        how: Any = {"metric": metric, "intervention": intervention, "method": method}
-        ablation = ablate_run(opened, **chosen, **how, limits=ExecutionOptions(device=device))
+        options: Any = {"metric": metric, "intervention": intervention, "method": method}
+        ablation = ablate_run(trained_run, **data_options, **options, execution=ExecutionOptions(device=device))
         if sets:
-            found = HeadSets.from_dict(measure_run(opened, "sets", **chosen, device=device))
+            head_sets = HeadSets.from_dict(measure_run(trained_run, "sets", **data_options, device=device))
     if not as_json:
-        tables.print_ablation(ablation, found)
+        tables.print_ablation(ablation, head_sets)
         return
     content = ablation.to_dict()
     if ablation.metric == "accuracy":
         content["deposit"] = [asdict(layer) for layer in deposit(ablation)]
-    if found is not None:
-        content["sets"] = found.to_dict()
+    if head_sets is not None:
+        content["sets"] = head_sets.to_dict()
     console.print_json(content)
 
 
@@ -156,22 +155,22 @@ def decompose(
     """Decompose a run's logits into content and position."""
     from toeplens import training
     from toeplens.cli import console, tables
-    from toeplens.ground.outputs import write_page
     from toeplens.lens import Split
     from toeplens.studies.decomposition import decompose_run
+    from toeplens.utils.outputs import write_page
 
     choose("split", split, get_args(Split))
-    opened = training.Run.open(run)
+    trained_run = training.Run.open(run)
     page = out or run / "decomposition.html"
-    free(page, "decompose")
-    depth = opened.spec.model.num_layers
+    check_output_file(page, "decompose")
+    depth = trained_run.spec.model.num_layers
     for number in layer or ():
-        within("layer", number, 1, depth)
+        check_range("layer", number, 1, depth)
         if split == "input" and number > 1:
             raise invalid("split", f"be 'mean' or 'ablate' for layer {number}", got="'input'")
     layers = [number - 1 for number in layer or ([1] if split == "input" else range(1, depth + 1))]
     with console.err.status("decomposing logits"):
-        structure = decompose_run(opened, split=split, examples=examples, layers=layers, device=device)  # type: ignore[arg-type]
+        structure = decompose_run(trained_run, split=split, examples=examples, layers=layers, device=device)  # type: ignore[arg-type]
     write_page(page, structure.page().html(), "decompose")
     if not as_json:
         tables.print_structure(structure)
@@ -192,10 +191,10 @@ def extrapolate_run(
     from toeplens.cli import console, tables
     from toeplens.engine import extrapolate
 
-    opened = training.Run.open(run)
+    trained_run = training.Run.open(run)
     with console.err.status("testing longer sequences"):
-        found = extrapolate(opened, length or None, examples=examples, device=device)
+        result = extrapolate(trained_run, length or None, examples=examples, device=device)
     if as_json:
-        console.print_json(found.to_dict())
+        console.print_json(result.to_dict())
     else:
-        tables.print_extrapolation(found)
+        tables.print_extrapolation(result)

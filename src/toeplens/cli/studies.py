@@ -5,24 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toeplens.cli.options import Full, Json, Recorded, StudyDirectory, StudyPlace, argument, option, with_options
-from toeplens.ground import InputError, choose
-from toeplens.ground.execution import ClusterOptions, ExecutionOptions
-from toeplens.ground.options import MEASURE
-from toeplens.ground.words import listed
+from toeplens.cli.options import Full, Json, OutOrUrl, RecordDirectory, StudyDirectory, argument, option, with_options
+from toeplens.utils import InputError, choose
+from toeplens.utils.execution import ClusterOptions, ExecutionOptions
+from toeplens.utils.formatting import join_list
+from toeplens.utils.options import MEASURE
 
 if TYPE_CHECKING:
     from toeplens.report import Page
-    from toeplens.studies.kit.study import State
+    from toeplens.studies.kit.study import StudyState
 
 PARTS = ("core", "others", "partial", "mla", "factors", "factors-back", "ladder", "mechanism")
-OURS = ("canonical", "canonical-smoke", "language", "language-large", "language-smoke")
-_PARTS, _OURS = ", ".join(PARTS), ", ".join(OURS)
+BUILTIN_STUDIES = ("canonical", "canonical-smoke", "language", "language-large", "language-smoke")
+_PART_NAMES, _BUILTIN_NAMES = ", ".join(PARTS), ", ".join(BUILTIN_STUDIES)
 
 
 @with_options()
 def reproduce(
-    out: StudyPlace,
+    out: OutOrUrl,
     scale: str = option(
         "laptop",
         "smoke (a minute), laptop (10 minutes), desk (minutes per model) or paper (GPU, hours) (default: laptop).",
@@ -35,7 +35,7 @@ def reproduce(
     ),
     part: list[str] | None = option(
         None,
-        f"Part to run: {_PARTS} or all. Repeatable; added to the parts already in OUT (default: core).",
+        f"Part to run: {_PART_NAMES} or all. Repeatable; added to the parts already in OUT (default: core).",
         "NAME",
         MEASURE,
     ),
@@ -56,24 +56,24 @@ def reproduce(
     choose("scale", scale, study.SCALES)
     choose("protocol", protocol, (*PROTOCOLS, "both"))
     protocols: tuple[Protocol, ...] = tuple(p for p in PROTOCOLS if protocol in (p, "both"))
-    parts = study.chosen_parts(part or ["core"])
+    parts = study.select_parts(part or ["core"])
     plan: dict[str, Any] = {"scale": scale, "protocols": protocols, "seeds": seeds, "parts": parts}
-    asked = study.planned(out, **plan)
-    jobs = asked.jobs()
+    merged = study.merged_plan(out, **plan)
+    jobs = merged.jobs()
     about = f"{len(jobs)} models at scale {scale} ({study.SCALES[scale].about})"
-    if fewer := study.SCALES[scale].fewer(asked.seeds):
-        about += f" ({fewer})"
-    if (asked.protocols, asked.seeds, asked.parts) != (protocols, seeds, parts):
-        about += f", including what the study in {out} already has ({asked.seeds} seeds, {listed(asked.parts)})"
-    with interruptible(execution) as limits:
+    if note := study.SCALES[scale].fewer_seeds_text(merged.seeds):
+        about += f" ({note})"
+    if (merged.protocols, merged.seeds, merged.parts) != (protocols, seeds, parts):
+        about += f", including what the study in {out} already has ({merged.seeds} seeds, {join_list(merged.parts)})"
+    with interruptible(execution) as execution:
         with StudyProgress(jobs, about, execution, cluster) as progress:
-            state = study.reproduce(out, **plan, limits=limits, workers=cluster, on_event=progress.on_event)
-        finish(state, as_json=as_json)
+            state = study.reproduce(out, **plan, execution=execution, workers=cluster, on_event=progress.on_event)
+        write_and_print(state, as_json=as_json)
 
 
 @with_options()
 def study(
-    spec: Path = argument(..., f"A YAML file, or a built-in study: {_OURS}.", is_path=True),
+    spec: Path = argument(..., f"A YAML file, or a built-in study: {_BUILTIN_NAMES}.", is_path=True),
     out: Path | None = option(
         None, "Output directory or URL (default: demo/NAME). An interrupted study found here is resumed.", "PATH|URL"
     ),
@@ -99,23 +99,23 @@ def study(
     from toeplens.studies import grid
     from toeplens.studies.kit.study import jobs_of
 
-    wanted = grid.read_spec(spec)
+    grid_spec = grid.read_spec(spec)
     if seeds is not None:
-        wanted = grid.grid_spec({**wanted.model_dump(mode="json"), "seeds": seeds})
+        grid_spec = grid.grid_spec({**grid_spec.model_dump(mode="json"), "seeds": seeds})
     if text:
-        wanted = wanted.of_text([str(each) for each in text])
-    jobs = jobs_of(grid.cells(wanted))
-    about = f"{len(jobs)} models ({wanted.title})"
-    place = Path("demo") / spec.stem if out is None else out
-    with interruptible(execution) as limits:
+        grid_spec = grid_spec.with_text([str(path) for path in text])
+    jobs = jobs_of(grid.grid_cells(grid_spec))
+    about = f"{len(jobs)} models ({grid_spec.title})"
+    out_dir = Path("demo") / spec.stem if out is None else out
+    with interruptible(execution) as execution:
         with StudyProgress(jobs, about, execution, cluster) as progress:
-            state = grid.study(wanted, place, limits=limits, workers=cluster, on_event=progress.on_event)
-        finish(state, as_json=as_json)
+            state = grid.run_study(grid_spec, out_dir, execution=execution, workers=cluster, on_event=progress.on_event)
+        write_and_print(state, as_json=as_json)
 
 
 @with_options()
 def theory(
-    out: StudyPlace,
+    out: OutOrUrl,
     scale: str = option("laptop", "smoke, laptop, desk or paper (default: laptop).", "NAME", MEASURE),
     seeds: int = option(5, "Number of seeds. Verdicts need at least 5 (default: 5).", "N", MEASURE),
     *,
@@ -133,17 +133,17 @@ def theory(
     from toeplens.training import PRESETS
 
     choose("scale", scale, PRESETS)
-    jobs = mathematics.jobs(scale, seeds)
+    jobs = mathematics.model_jobs(scale, seeds)
     about = f"{len(mathematics.EXPERIMENTS) * seeds} experiments, and {len(jobs)} models at scale {scale}"
     plan: dict[str, Any] = {"scale": scale, "seeds": seeds, "workers": cluster}
-    plan["on_record"] = lambda name, seed: console.say(f"{name}, seed {seed}: done", aside=True)
-    with interruptible(execution) as limits:
+    plan["on_record"] = lambda name, seed: console.echo(f"{name}, seed {seed}: done", stderr=True)
+    with interruptible(execution) as execution:
         with StudyProgress(jobs, about, execution, cluster) as progress:
-            state = mathematics.check_theory(out, **plan, limits=limits, on_event=progress.on_event)
-        finish(state, as_json=as_json)
+            state = mathematics.check_theory(out, **plan, execution=execution, on_event=progress.on_event)
+        write_and_print(state, as_json=as_json)
 
 
-def finish(state: State, *, as_json: bool) -> None:
+def write_and_print(state: StudyState, *, as_json: bool) -> None:
     """Write a study's page, and print its tables, claims, progress and page; or the same as JSON."""
     from toeplens.cli import tables
     from toeplens.report import write_report
@@ -151,34 +151,34 @@ def finish(state: State, *, as_json: bool) -> None:
     tables.print_study(state, write_report(state.directory, state.page()), as_json=as_json)
 
 
-def gather(directory: Path) -> State:
+def load_study(directory: Path) -> StudyState:
     """The state of the study in a directory."""
     from toeplens.papers.deposit import Reproduction
     from toeplens.papers.mathematics import Theory
-    from toeplens.papers.positional_symbolic.pretrained import Pretrained
-    from toeplens.studies.grid import Grid
-    from toeplens.studies.kit.study import study_in
+    from toeplens.papers.positional_symbolic.pretrained import PretrainedStudy
+    from toeplens.studies.grid import GridStudy
+    from toeplens.studies.kit.study import study_kind
 
-    kinds: dict[str, type[State]] = {kind.NAME: kind for kind in (Reproduction, Pretrained, Theory, Grid)}
-    return kinds.get(study_in(directory) or "", Reproduction).gather(directory)
+    kinds: dict[str, type[StudyState]] = {x.NAME: x for x in (Reproduction, PretrainedStudy, Theory, GridStudy)}
+    return kinds.get(study_kind(directory) or "", Reproduction).gather(directory)
 
 
 def page_in(directory: Path) -> Page:
     """The page of the audit, probe, study or record in a directory."""
     from toeplens.studies import auditing, probing
-    from toeplens.studies.kit.study import study_in
+    from toeplens.studies.kit.study import study_kind
 
     if (directory / auditing.RECORD).is_file():
         return auditing.open_audit(directory).page()
     if (directory / probing.RECORD).is_file():
         return probing.open_probe(directory).page()
-    if study_in(directory) is None:
-        what = "contains no study, audit, probe or record of one" if directory.exists() else "does not exist"
-        raise InputError(f"directory: {directory} {what}.")
-    return gather(directory).page()
+    if study_kind(directory) is None:
+        problem = "contains no study, audit, probe or record of one" if directory.exists() else "does not exist"
+        raise InputError(f"directory: {directory} {problem}.")
+    return load_study(directory).page()
 
 
-def report_page(directory: Recorded, as_json: Json = False) -> None:
+def report_page(directory: RecordDirectory, as_json: Json = False) -> None:
     """Rebuild a page from saved results, without measuring again."""
     from toeplens.cli import console
     from toeplens.report import write_report
@@ -196,8 +196,8 @@ def claims(
     from toeplens.cli import console, tables
     from toeplens.studies.kit.verdicts import verdict_text
 
-    study = gather(directory)
-    entries = study.entries
+    state = load_study(directory)
+    entries = state.entries
     if as_json:
         console.print_json([entry.to_dict() for entry in entries])
         return
@@ -206,12 +206,12 @@ def claims(
     tables.print_claims(entries, full=full)
     if evidence:
         for entry in entries:
-            place = "" if entry.protocol is None else f", {entry.protocol}"
-            console.say(f"{entry.claim.id}{place}: {verdict_text(entry.verdict)}")
+            suffix = "" if entry.protocol is None else f", {entry.protocol}"
+            console.echo(f"{entry.claim.id}{suffix}: {verdict_text(entry.verdict)}")
             if not full:
-                console.say(f"  rule: {entry.claim.rule}")
+                console.echo(f"  rule: {entry.claim.rule}")
             for line in entry.evidence:
-                console.say(f"  {line}")
-            for line in entry.wanting:
-                console.say(f"  missing: {line}")
-    console.say(study.rule)
+                console.echo(f"  {line}")
+            for line in entry.missing:
+                console.echo(f"  missing: {line}")
+    console.echo(state.rule)

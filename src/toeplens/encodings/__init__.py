@@ -4,38 +4,40 @@ To add an encoding, write a class with a ``name`` in the file of its family: ``c
 """
 
 from toeplens.encodings.additive import OffsetBias
-from toeplens.encodings.attention import KEPT, attend, attention_logits, attention_weights, fixed_bias
-from toeplens.encodings.base import Coupling, PositionalEncoding, Seen
+from toeplens.encodings.attention import MAX_SHARED_BIAS, attend, attention_logits, attention_weights, fixed_bias
+from toeplens.encodings.base import AttentionInputs, Coupling, PositionalEncoding
 from toeplens.encodings.composed import Composed, compose
 from toeplens.encodings.kit import offsets_between
-from toeplens.encodings.registry import build, canonical, get, named, names, options, unusable
-from toeplens.encodings.rotary import MLA, BandControl, Rotary, controlled, swapped
+from toeplens.encodings.registry import build, canonical_name, get, load_errors, names, options, split_names
+from toeplens.encodings.rotary import MLA, FrequencyMask, Rotary, swap_bands, with_frequency_mask
 from toeplens.encodings.shapes import Positions
+from toeplens.utils.renamed import renamed_getattr
 
 __all__ = [
-    "KEPT",
+    "MAX_SHARED_BIAS",
     "MLA",
-    "BandControl",
+    "AttentionInputs",
     "Composed",
     "Coupling",
+    "FrequencyMask",
     "OffsetBias",
     "PositionalEncoding",
     "Positions",
     "Rotary",
-    "Seen",
     "attend",
     "attention_logits",
     "attention_weights",
     "build",
-    "canonical",
+    "canonical_name",
     "compose",
-    "controlled",
     "fixed_bias",
     "get",
-    "named",
+    "load_errors",
     "names",
     "offsets_between",
     "options",
-    "swapped",
-    "unusable",
+    "split_names",
+    "swap_bands",
+    "with_frequency_mask",
 ]
+__getattr__ = renamed_getattr(__name__)

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from toeplens.encodings import kit
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.shapes import Positions, Stream
-from toeplens.ground import invalid
-from toeplens.ground.options import Count, Finite, Limits, NotNegative, Positive
+from toeplens.utils import invalid
+from toeplens.utils.options import FiniteFloat, NonNegative, Positive, PositiveInt, Range
 
 
 class NoPE(PositionalEncoding, name="nope"):
@@ -80,9 +80,9 @@ class Learned(PositionalEncoding, name="learned"):
     formula = r"x_i + p_i,\quad p_i \text{ learned}"
     weight: Tensor
 
-    def __init__(self, *, init_std: NotNegative = 0.02, **sizes: int) -> None:
+    def __init__(self, *, init_std: NonNegative = 0.02, **sizes: int) -> None:
         super().__init__(**sizes)
-        self.weight = self.learned((self.max_len, self.d_model), kit.normal(init_std))
+        self.weight = self.new_parameter((self.max_len, self.d_model), kit.normal_init(init_std))
 
     def embed(self, x: Stream, positions: Positions) -> Stream:
         self.check_positions(positions)
@@ -123,24 +123,24 @@ class ScaledSinusoidal(Sinusoidal, name="scaled-sinusoidal"):
     formula = r"x_i + \alpha\, p_i"
 
     def __init__(
-        self, *, start: Finite | None = None, layout: Literal["interleaved", "halves"] = "halves", **inherited: Any
+        self, *, start: FiniteFloat | None = None, layout: Literal["interleaved", "halves"] = "halves", **inherited: Any
     ) -> None:
         super().__init__(layout=layout, **inherited)
-        number = self.d_model**-0.5 if start is None else start
+        initial = self.d_model**-0.5 if start is None else start
         # checkpoints call it ``scale``; as an attribute, ``scale`` is the factor of q . k
-        self._parameters["scale"] = self.learned((), partial(nn.init.constant_, val=number))
+        self._parameters["scale"] = self.new_parameter((), partial(nn.init.constant_, val=initial))
 
     @property
-    def number(self) -> Float[Tensor, ""]:
+    def learned_scale(self) -> Float[Tensor, ""]:
         """The learned scalar."""
         return cast(Tensor, self._parameters["scale"])
 
     def table(self, positions: Positions) -> Float[Tensor, "*B N d_model"]:
-        return super().table(positions) * self.number.to(torch.float64)
+        return super().table(positions) * self.learned_scale.to(torch.float64)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "1 D"]:
         """alpha^2 times the sinusoid's kernel."""
-        return super().kernel(offsets) * self.number**2
+        return super().kernel(offsets) * self.learned_scale**2
 
 
 class SHAPE(Sinusoidal, name="shape"):
@@ -156,7 +156,7 @@ class SHAPE(Sinusoidal, name="shape"):
     citation = "Kiyono et al. 2021, arXiv 2109.05644"
     formula = r"x_i + p_{i + k},\quad k \sim U\{0, \ldots, K\}"
 
-    def __init__(self, *, max_shift: Annotated[int, Limits(at_least=0)] | None = None, **inherited: Any) -> None:
+    def __init__(self, *, max_shift: Annotated[int, Range(at_least=0)] | None = None, **inherited: Any) -> None:
         super().__init__(**inherited)
         self.max_shift = self.max_len if max_shift is None else max_shift
 
@@ -186,15 +186,15 @@ class RandomizedSinusoidal(Sinusoidal, name="randomized-sinusoidal"):
         kit.require_number("max_position", self.max_position, at_least=self.max_len)
 
     def embed(self, x: Stream, positions: Positions) -> Stream:
-        return super().embed(x, self.draw(positions) if self.training else positions)
+        return super().embed(x, self.draw_positions(positions) if self.training else positions)
 
-    def draw(self, positions: Positions) -> Positions:
+    def draw_positions(self, positions: Positions) -> Positions:
         """Random integers below ``max_position``, in the order of the positions."""
         count = positions.shape[-1]
         if count > self.max_position:
             raise invalid("max_position", f"be at least the number of tokens, {count}", self.max_position)
-        places = torch.randperm(self.max_position, device=positions.device)[:count].sort().values
-        return places[torch.searchsorted(positions.sort(-1).values, positions.contiguous())]
+        drawn = torch.randperm(self.max_position, device=positions.device)[:count].sort().values
+        return drawn[torch.searchsorted(positions.sort(-1).values, positions.contiguous())]
 
 
 class TUPE(PositionalEncoding, name="tupe"):
@@ -226,7 +226,7 @@ class TUPE(PositionalEncoding, name="tupe"):
         self.norm = nn.LayerNorm(self.d_model)
         self.to_q, self.to_k = (nn.Linear(self.d_model, self.num_heads * self.head_dim) for _ in range(2))
         self.relative = T5(bidirectional=True, **sizes) if relative else None
-        self.first = self.learned((2, self.num_heads), nn.init.zeros_) if untied_first else None
+        self.first = self.new_parameter((2, self.num_heads), nn.init.zeros_) if untied_first else None
         own_buckets = relative and untied_first
         self.relative_first = nn.Parameter(torch.empty(2, self.num_heads)) if own_buckets else None
         self.reset_parameters()
@@ -251,8 +251,8 @@ class TUPE(PositionalEncoding, name="tupe"):
 
     def _project(self, layer: nn.Linear, positions: Positions) -> Float[Tensor, "*B H N d"]:
         self.check_positions(positions)
-        places = layer(self.norm(F.embedding(positions, self.weight)))
-        return places.unflatten(-1, (self.num_heads, self.head_dim)).transpose(-3, -2)
+        projected = layer(self.norm(F.embedding(positions, self.weight)))
+        return projected.unflatten(-1, (self.num_heads, self.head_dim)).transpose(-3, -2)
 
 
 class OffsetBias(PositionalEncoding):
@@ -262,15 +262,15 @@ class OffsetBias(PositionalEncoding):
 
     def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*H_Nq_Nk"]:
         offsets = kit.offsets_between(q_positions, k_positions)
-        values = kit.on_distinct(self._whole_kernel, offsets.flatten()).unflatten(-1, offsets.shape)
+        values = kit.evaluate_distinct(self._checked_kernel, offsets.flatten()).unflatten(-1, offsets.shape)
         return values if offsets.ndim == 2 else values.movedim(0, 1)
 
-    def _whole_kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
+    def _checked_kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
         values = self.kernel(offsets)
-        wanted = [self.num_heads, len(offsets)]
-        if list(values.shape) != wanted:
+        expected = [self.num_heads, len(offsets)]
+        if list(values.shape) != expected:
             field = f"{type(self).__name__}.kernel"
-            raise invalid(field, f"return shape {wanted}", got=f"shape {list(values.shape)}")
+            raise invalid(field, f"return shape {expected}", got=f"shape {list(values.shape)}")
         return values
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
@@ -309,7 +309,7 @@ class T5(OffsetBias, name="t5"):
 
     def buckets(self, offsets: Int[Tensor, "*D"]) -> Int[Tensor, "*D"]:
         """The bucket of each offset i - j."""
-        kit.require_whole("T5", offsets)
+        kit.require_integers("T5", offsets)
         count = self.num_buckets
         start, distance = 0, offsets.clamp(min=0)
         if self.bidirectional:
@@ -337,13 +337,13 @@ class RelativeTable(OffsetBias, name="relative-table"):
     citation = "Gu et al. 2025, arXiv 2505.13027, released code"
     formula = r"b_{ij} = w_{h,\,i - j}"
 
-    def __init__(self, *, shared: bool = False, init_std: NotNegative = 0.02, **sizes: int) -> None:
+    def __init__(self, *, shared: bool = False, init_std: NonNegative = 0.02, **sizes: int) -> None:
         super().__init__(**sizes)
         self.shared = shared
-        self.weight = self.learned((2 * self.max_len - 1, self.num_heads), kit.normal(init_std))
+        self.weight = self.new_parameter((2 * self.max_len - 1, self.num_heads), kit.normal_init(init_std))
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
-        kit.require_whole("RelativeTable", offsets)
+        kit.require_integers("RelativeTable", offsets)
         edge = self.max_len - 1
         return F.embedding(offsets.clamp(-edge, edge) + edge, self.weight).T
 
@@ -371,7 +371,7 @@ class ALiBi(OffsetBias, name="alibi"):
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
         return -self.slopes.unsqueeze(-1) * offsets.abs()
 
-    def factors_at(self, q_positions: Positions, k_positions: Positions) -> bool:
+    def has_low_rank_bias(self, q_positions: Positions, k_positions: Positions) -> bool:
         """Whether the keys are in the order of their positions; read only where that is cheap."""
         if k_positions.device.type != "cpu" or torch.compiler.is_compiling() or k_positions.ndim != q_positions.ndim:
             return False
@@ -382,9 +382,9 @@ class ALiBi(OffsetBias, name="alibi"):
     def bias_product(
         self, q_positions: Positions, k_positions: Positions
     ) -> tuple[Float[Tensor, "H Nq 1"], Float[Tensor, "*B H Nk 1"]]:
-        places = (k_positions - q_positions[..., :1]).double()[..., None, :, None]
+        offsets = (k_positions - q_positions[..., :1]).double()[..., None, :, None]
         slopes = self.slopes[:, None, None].expand(-1, q_positions.shape[-1], 1)
-        return slopes, places.expand(*places.shape[:-3], self.num_heads, -1, -1)
+        return slopes, offsets.expand(*offsets.shape[:-3], self.num_heads, -1, -1)
 
 
 def geometric_slopes(num_heads: int) -> Float[Tensor, "H"]:
@@ -398,7 +398,7 @@ def geometric_slopes(num_heads: int) -> Float[Tensor, "H"]:
     return torch.tensor(values, dtype=torch.float64)
 
 
-SMALLEST = 0.01  # the released code's lower bound of KERPLE's parameters; here, of their initial values
+MIN_INIT = 0.01  # the released code's lower bound of KERPLE's parameters; here, of their initial values
 
 
 class Kerple(OffsetBias):
@@ -418,9 +418,9 @@ class Kerple(OffsetBias):
         super().__init__(**sizes)
         self.shared = shared
 
-    def positive(self, most: float) -> nn.Parameter:
-        """A positive number per head (a softplus) that starts from U(0, ``most``), but at least 0.01."""
-        return self.learned((self.num_heads,), lambda x: x.uniform_(SMALLEST, most).expm1_().log_())
+    def positive_parameter(self, upper: float) -> nn.Parameter:
+        """A positive number per head (a softplus) that starts from U(0, ``upper``), but at least 0.01."""
+        return self.new_parameter((self.num_heads,), lambda x: x.uniform_(MIN_INIT, upper).expm1_().log_())
 
 
 class KerpleLog(Kerple, name="kerple-log"):
@@ -433,10 +433,10 @@ class KerpleLog(Kerple, name="kerple-log"):
 
     def __init__(self, **inherited: Any) -> None:
         super().__init__(**inherited)
-        self.size, self.rate = self.positive(2.0), self.positive(1.0)
+        self.size, self.rate = self.positive_parameter(2.0), self.positive_parameter(1.0)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
-        size, rate = (F.softplus(p.to(kit.widened(p.dtype))).unsqueeze(-1) for p in (self.size, self.rate))
+        size, rate = (F.softplus(p.to(kit.wide_dtype(p.dtype))).unsqueeze(-1) for p in (self.size, self.rate))
         return -size * torch.log1p(rate * offsets.abs().to(rate.dtype))
 
 
@@ -451,11 +451,12 @@ class KerplePower(Kerple, name="kerple-power"):
 
     def __init__(self, **inherited: Any) -> None:
         super().__init__(**inherited)
-        self.size = self.positive(1.0)
-        self.power = self.learned((self.num_heads,), lambda x: x.uniform_(SMALLEST / 2, 1 - SMALLEST / 2).logit_())
+        self.size = self.positive_parameter(1.0)
+        low = MIN_INIT / 2
+        self.power = self.new_parameter((self.num_heads,), lambda x: x.uniform_(low, 1 - low).logit_())
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
-        size, power = (p.to(kit.widened(p.dtype)).unsqueeze(-1) for p in (self.size, self.power))
+        size, power = (p.to(kit.wide_dtype(p.dtype)).unsqueeze(-1) for p in (self.size, self.power))
         return -F.softplus(size) * offsets.abs().to(power.dtype) ** (2 * power.sigmoid())
 
 
@@ -508,8 +509,8 @@ class DynamicBias(OffsetBias, name="dynamic-bias"):
     def __init__(
         self,
         *,
-        hidden: Count | None = None,
-        depth: Count = 2,
+        hidden: PositiveInt | None = None,
+        depth: PositiveInt = 2,
         log_distance: bool = False,
         norm: bool = False,
         shared: bool = True,
@@ -523,7 +524,7 @@ class DynamicBias(OffsetBias, name="dynamic-bias"):
         self.layer_out = nn.Linear(hidden, self.num_heads)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
-        x = offsets.to(kit.widened(self.layer_out.weight.dtype)).unsqueeze(-1)
+        x = offsets.to(kit.wide_dtype(self.layer_out.weight.dtype)).unsqueeze(-1)
         if self.log_distance:
             x = x.sign() * x.abs().log1p()
         for layer, norm in zip(self.layers_in, self.norms, strict=True):
@@ -556,20 +557,26 @@ class FIRE(PositionalEncoding, name="fire"):
     formula = r"b_{ij} = f_\theta\big(\psi(|\delta|) / \psi(\max(i, L))\big)_h,\quad \psi(x) = \log(c x + 1)"
 
     def __init__(
-        self, *, threshold: Positive = 512.0, c: Positive = 0.1, hidden: Count = 32, shared: bool = False, **sizes: int
+        self,
+        *,
+        threshold: Positive = 512.0,
+        c: Positive = 0.1,
+        hidden: PositiveInt = 32,
+        shared: bool = False,
+        **sizes: int,
     ) -> None:
         super().__init__(**sizes)
         self.shared = shared
-        self.c = self.learned((), partial(nn.init.constant_, val=c))
+        self.c = self.new_parameter((), partial(nn.init.constant_, val=c))
         self.start_threshold = threshold
-        self.multiplier = self.learned((), nn.init.ones_)
+        self.multiplier = self.new_parameter((), nn.init.ones_)
         self.pair_width = 1 + 2 * hidden // self.num_heads
         self.inner, self.outer = nn.Linear(1, hidden), nn.Linear(hidden, self.num_heads)
 
     def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*H_Nq_Nk"]:
-        dtype = kit.widened(self.c.dtype)
+        dtype = kit.wide_dtype(self.c.dtype)
         c, threshold = self.c.to(dtype).abs(), (self.multiplier.to(dtype) * self.start_threshold).abs()
         distance = torch.log1p(c * kit.offsets_between(q_positions, k_positions).abs().to(dtype))
-        most = torch.log1p(c * torch.maximum(q_positions.to(dtype), threshold)) + 1e-6
-        share = (distance / most.unsqueeze(-1)).unsqueeze(-1)
-        return kit.linear(self.outer, kit.linear(self.inner, share).relu()).movedim(-1, -3)
+        normaliser = torch.log1p(c * torch.maximum(q_positions.to(dtype), threshold)) + 1e-6
+        ratio = (distance / normaliser.unsqueeze(-1)).unsqueeze(-1)
+        return kit.linear(self.outer, kit.linear(self.inner, ratio).relu()).movedim(-1, -3)

@@ -14,20 +14,21 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from toeplens.encodings import kit
-from toeplens.encodings.base import PositionalEncoding, Seen
-from toeplens.encodings.cpu_attention import attend_blocked, is_faster
-from toeplens.encodings.shapes import Keys, Notes, Pairs, Positions, Queries
-from toeplens.ground import invalid
+from toeplens.encodings.base import AttentionInputs, KeyFeatures, PositionalEncoding
+from toeplens.encodings.cpu_attention import attend_blocked, blocked_is_faster
+from toeplens.encodings.shapes import Keys, PairMatrix, Positions, Queries
+from toeplens.utils import invalid
+from toeplens.utils.renamed import renamed
 
-AT_ONCE = 1 << 22  # query-key pairs per chunk, over batch and heads, where logits are formed explicitly
-KEPT = 4 * AT_ONCE  # maximum size of a bias that is cached for all layers that share it
-FACTORED = 512  # queries per chunk for low-rank biases, whose factors are relative to the chunk's first query
-LEAST = 128  # minimum queries per chunk with a window: smaller chunks do not pay
-_OF_SEEN = {field.name for field in fields(Seen)}
-SMALLEST_HEAD = 16  # smallest head dimension of flex attention's kernels
+PAIRS_PER_CHUNK = 1 << 22  # query-key pairs per chunk, over batch and heads, where logits are formed explicitly
+MAX_SHARED_BIAS = 4 * PAIRS_PER_CHUNK  # maximum size of a bias that is cached for all layers that share it
+LOW_RANK_CHUNK = 512  # queries per chunk for low-rank biases, whose factors are relative to the chunk's first query
+MIN_CHUNK = 128  # minimum queries per chunk with a window: smaller chunks do not pay
+_INPUT_FIELDS = {field.name for field in fields(AttentionInputs)}
+MIN_FLEX_HEAD_DIM = 16  # smallest head dimension of flex attention's kernels
 
 
-class Places(TypedDict):
+class PositionArguments(TypedDict):
     """Positions of queries and keys, and the mask."""
 
     q_positions: Positions
@@ -36,24 +37,24 @@ class Places(TypedDict):
     mask: NotRequired[Bool[Tensor, "*_B _H _Nq Nk"] | None]
 
 
-class Told(Places):
+class AttentionArguments(PositionArguments):
     """Keyword arguments of `attend` other than queries, keys and values."""
 
     encoding: PositionalEncoding
     scale: float
-    notes: NotRequired[Notes | None]
+    key_features: NotRequired[KeyFeatures | None]
     causal: NotRequired[bool]
     window: NotRequired[int | None]
-    texts: NotRequired[Int[Tensor, "B Nk"] | None]
+    document_ids: NotRequired[Int[Tensor, "B Nk"] | None]
     padding: NotRequired[Bool[Tensor, "B Nk"] | None]
     softcap: NotRequired[float | None]
     sinks: NotRequired[Float[Tensor, "H"] | None]
-    turned: NotRequired[bool]
+    rotated: NotRequired[bool]
 
 
-def check_inputs(q: Tensor, k: Tensor, v: Tensor | None, told: Told) -> None:
+def check_inputs(q: Tensor, k: Tensor, v: Tensor | None, arguments: AttentionArguments) -> None:
     """Raise `InputError` for shapes that do not match; reads no values. See `attend`."""
-    encoding = told["encoding"]
+    encoding = arguments["encoding"]
     kit.require_tensor("q", q, "float", ("B", encoding.num_heads, "Nq", "d"))
     batch, heads, queries, width = q.shape
     kit.require_tensor("k", k, "float", (batch, "G", "Nk", width))
@@ -62,53 +63,54 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor | None, told: Told) -> None:
         raise invalid("k", f"have a number of heads that divides the {heads} heads of q", groups)
     if v is not None:
         kit.require_tensor("v", v, "float", (batch, groups, keys, "dv"))
-    check_positions("q_positions", told["q_positions"], encoding, batch, queries)
-    check_positions("k_positions", told["k_positions"], encoding, batch, keys)
-    rows, mask, window = told.get("rows"), told.get("mask"), told.get("window")
+    check_positions("q_positions", arguments["q_positions"], encoding, batch, queries)
+    check_positions("k_positions", arguments["k_positions"], encoding, batch, keys)
+    rows, mask, window = arguments.get("rows"), arguments.get("mask"), arguments.get("window")
     if mask is not None:
         kit.require_tensor("mask", mask, "bool")
-        square = (batch, heads, queries, keys)
+        full_shape = (batch, heads, queries, keys)
         fits = 1 <= mask.ndim <= 4 and mask.shape[-1] == keys
-        if not fits or any(a not in (1, b) for a, b in zip(reversed(mask.shape), reversed(square), strict=False)):
-            whole = f"[batch, heads, queries, keys] = [{batch}, {heads}, {queries}, {keys}]"
-            raise invalid("mask", f"broadcast to {whole}, with all keys", got=f"shape {list(mask.shape)}")
-    shapes: dict[str, tuple[kit.Kind, Sequence[int | str]]] = {
+        if not fits or any(a not in (1, b) for a, b in zip(reversed(mask.shape), reversed(full_shape), strict=False)):
+            expected = f"[batch, heads, queries, keys] = [{batch}, {heads}, {queries}, {keys}]"
+            raise invalid("mask", f"broadcast to {expected}, with all keys", got=f"shape {list(mask.shape)}")
+    shapes: dict[str, tuple[kit.TensorKind, Sequence[int | str]]] = {
         "rows": ("integer", (queries,) if rows is not None and rows.ndim == 1 else (batch, queries)),
-        "notes": ("real", (batch, "H", keys, "c")),
-        "texts": ("real", (batch, keys)),
+        "key_features": ("real", (batch, "H", keys, "c")),
+        "document_ids": ("real", (batch, keys)),
         "padding": ("bool", (batch, keys)),
         "sinks": ("float", (heads,)),
     }
-    for name, (kind, shape) in shapes.items():
-        if told.get(name) is not None:
-            kit.require_tensor(name, told.get(name), kind, shape)
-    if window is not None and (window < 1 or not told.get("causal", True)):
+    for name, (dtype_kind, shape) in shapes.items():
+        if arguments.get(name) is not None:
+            kit.require_tensor(name, arguments.get(name), dtype_kind, shape)
+    if window is not None and (window < 1 or not arguments.get("causal", True)):
         raise invalid("window", "be at least 1, and attention causal", window)
-    if told.get("softcap") is not None:
-        kit.require_number("softcap", told.get("softcap"), over=0)
+    if arguments.get("softcap") is not None:
+        kit.require_number("softcap", arguments.get("softcap"), above=0)
 
 
 def check_positions(name: str, positions: Positions, encoding: PositionalEncoding, batch: int, length: int) -> None:
     """Check that there is one position per token; coordinates, if any, are the last dimension."""
     kit.require_tensor(name, positions, "real")
     shape, axes = positions.shape, encoding.axes
-    whole = ((length,), (batch, length), (1, length))
-    if shape in whole or (axes > 1 and shape[-1:] == (axes,) and shape[:-1] in whole):
+    token_shapes = ((length,), (batch, length), (1, length))
+    if shape in token_shapes or (axes > 1 and shape[-1:] == (axes,) and shape[:-1] in token_shapes):
         return
     last = f", {axes}" if axes > 1 else ""
     raise invalid(name, f"have shape [{length}{last}] or [{batch}, {length}{last}]", got=f"shape {list(shape)}")
 
 
+@renamed
 def attend(
     q: Queries,
     k: Keys,
     v: Float[Tensor, "B G Nk dv"],
     *,
-    added: Float[Tensor, "*_B H Nq Nk"] | None = None,
+    shared_bias: Float[Tensor, "*_B H Nq Nk"] | None = None,
     dropout: float = 0.0,
     fused: bool = True,
-    at_once: int = AT_ONCE,
-    **told: Unpack[Told],
+    pairs_per_chunk: int = PAIRS_PER_CHUNK,
+    **arguments: Unpack[AttentionArguments],
 ) -> Float[Tensor, "B H Nq dv"]:
     """Attention with an encoding: each head's output [B, H, Nq, dv].
 
@@ -117,87 +119,91 @@ def attend(
     `InputError` for shapes that do not match.
 
     Arguments
-        encoding  an encoding for H heads
+        encoding         an encoding for H heads
         q_positions, k_positions  positions of the queries and keys
-        scale     factor of q . k
-        rows      index of each query's own token among the keys (default: the last Nq keys, as in decoding with a
-                  cache)
-        notes     per-key features of the encoding (see `PositionalEncoding.note`)
-        mask      True where a key may be seen (default: everywhere)
-        causal    mask the keys after each query's own token (default: True)
-        window    sliding window: the number of keys that a query sees, including its own (default: no limit)
-        texts     id of the packed document that each key belongs to; keys of other documents are masked
-        padding   True where a key's token is padding: masked, and not counted in cumulative sums, as are keys that a
-                  mask hides from all queries
-        softcap   c, where logits are c tanh(q . k scale / c) before any bias (Gemma 2, arXiv 2408.00118)
-        sinks     one logit per head that takes part in the softmax without a key or value (gpt-oss, arXiv 2508.10925)
-        turned    whether queries and keys are already multiplied by the encoding's `pair_factors`
-        added     a precomputed bias with the mask in it, from `fixed_bias`, which layers can share
-        dropout   dropout rate on the attention weights
-        fused     use torch's fused attention (on a GPU, flex attention for content-dependent biases) where the encoding
-                  allows it; the result is the same
-        at_once   query-key pairs per chunk where logits are formed: memory is linear in the number of keys
+        scale            factor of q . k
+        rows             index of each query's own token among the keys (default: the last Nq keys, as in decoding with
+                         a cache)
+        key_features     per-key features of the encoding (see `PositionalEncoding.key_features`)
+        mask             True where a key may be seen (default: everywhere)
+        causal           mask the keys after each query's own token (default: True)
+        window           sliding window: the number of keys that a query sees, including its own (default: no limit)
+        document_ids     id of the packed document that each key belongs to; keys of other documents are masked
+        padding          True where a key's token is padding: masked, and not counted in cumulative sums, as are keys
+                         that a mask hides from all queries
+        softcap          c, where logits are c tanh(q . k scale / c) before any bias (Gemma 2, arXiv 2408.00118)
+        sinks            one logit per head that takes part in the softmax without a key or value (gpt-oss, arXiv
+                         2508.10925)
+        rotated          whether queries and keys are already multiplied by the encoding's `pair_factors`
+        shared_bias      a precomputed bias with the mask in it, from `fixed_bias`, which layers can share
+        dropout          dropout rate on the attention weights
+        fused            use torch's fused attention (on a GPU, flex attention for content-dependent biases) where the
+                         encoding allows it; the result is the same
+        pairs_per_chunk  query-key pairs per chunk where logits are formed: memory is linear in the number of keys
     """
-    check_inputs(q, k, v, told)
-    encoding = told["encoding"]
-    groups = fused and encoding.turns_alike and not encoding.looks_at_keys and q.device.type == "cpu"
-    whole = after_rotation(q, k, told, groups=groups)
-    in_order = told.get("rows") is None  # queries are then the last tokens of the keys
-    fused = fused and encoding.fusable and whole.plain and not kit.is_mapped()  # vmap would loop over models or fail
-    whole = whole if fused else whole.ungrouped()
-    q_positions, k_positions, seen = whole.q_positions, whole.k_positions, whole.seen
-    q, k, causal, scale, window = seen.q, seen.k, seen.causal, seen.scale, seen.window
-    v, masked = for_each_head(v, k.shape[1]), seen.is_masked
+    check_inputs(q, k, v, arguments)
+    encoding = arguments["encoding"]
+    keep_groups = fused and encoding.rotation_is_shared and not encoding.needs_per_head_keys and q.device.type == "cpu"
+    qk = rotate_inputs(q, k, arguments, keep_groups=keep_groups)
+    in_order = arguments.get("rows") is None  # queries are then the last tokens of the keys
+    fused = fused and encoding.fusable and qk.is_plain_softmax
+    fused = fused and not kit.is_in_transform()  # vmap would loop over models or fail
+    qk = qk if fused else qk.repeat_keys()
+    q_positions, k_positions, inputs = qk.q_positions, qk.k_positions, qk.inputs
+    q, k, causal, scale, window = inputs.q, inputs.k, inputs.causal, inputs.scale, inputs.window
+    v, masked = repeat_groups(v, k.shape[1]), inputs.is_masked
     square = in_order and not masked and q.shape[-2] == k.shape[-2] and window is None
-    near = window if fused and in_order else None  # keys outside the window are skipped
-    if fused and added is None and not encoding.overrides("bias"):
+    local_window = window if fused and in_order else None  # keys outside the window are skipped
+    if fused and shared_bias is None and not encoding.overrides("bias"):
         if square or not (masked or causal):
-            return _fused(q, k, v, None, dropout, scale, is_causal=causal)
-        if near is None or q.shape[-2] <= near:
-            return _fused(q, k, v, seen.visible(), dropout, scale)
-    if fused and added is None and square and not dropout and q.is_cuda:
-        flexed = flex_attend(v, encoding, q_positions, k_positions, seen)
-        if flexed is not None:
-            return flexed
-    factored = fused and added is None and encoding.factorable and causal and kit.product_dtype(q) in kit.PRECISE
-    factored = factored and in_order and encoding.factors_at(q_positions, k_positions)
-    factored = factored and not (encoding.looks_at_keys and seen.is_scattered())
-    once = fused and added is None and square and encoding.fixed_bias and not factored
-    once = once and q_positions is k_positions and not encoding.by_sequence(k_positions)
-    if once and encoding.pair_width * q.shape[1] * k.shape[2] ** 2 <= 4 * at_once:
-        added = fixed_bias(encoding, k_positions, dtype=q.dtype, mask=None, causal=causal)
-    whole = replace(whole, v=v, added=added, dropout=dropout, fused=fused, factored=factored, square=square)
-    numbers = (encoding.pair_width if added is None else 1) * q.shape[0] * q.shape[1] * k.shape[2]  # for each query
-    size = FACTORED if factored else max(1, at_once // max(1, numbers))
-    size = size if near is None else min(size, max(near, LEAST))
-    starts, earlier = range(0, q.shape[-2], size), k.shape[-2] - q.shape[-2]
-    parts = []
+            return _fused_attention(q, k, v, None, dropout, scale, is_causal=causal)
+        if local_window is None or q.shape[-2] <= local_window:
+            return _fused_attention(q, k, v, inputs.visible_mask(), dropout, scale)
+    if fused and shared_bias is None and square and not dropout and q.is_cuda:
+        flex_output = flex_attend(v, encoding, q_positions, k_positions, inputs)
+        if flex_output is not None:
+            return flex_output
+    low_rank = fused and shared_bias is None and causal and in_order and kit.product_dtype(q) in kit.FULL_PRECISION
+    low_rank = low_rank and encoding.factorable and encoding.has_low_rank_bias(q_positions, k_positions)
+    low_rank = low_rank and not (encoding.needs_per_head_keys and inputs.is_scattered())
+    use_fixed_bias = fused and shared_bias is None and square and encoding.has_fixed_bias and not low_rank
+    use_fixed_bias = use_fixed_bias and q_positions is k_positions and not encoding.is_per_sequence(k_positions)
+    if use_fixed_bias and encoding.pair_width * q.shape[1] * k.shape[2] ** 2 <= 4 * pairs_per_chunk:
+        shared_bias = fixed_bias(encoding, k_positions, dtype=q.dtype, mask=None, causal=causal)
+    qk = replace(qk, v=v, shared_bias=shared_bias, dropout=dropout, fused=fused, low_rank=low_rank, is_square=square)
+    pairs_per_query = (encoding.pair_width if shared_bias is None else 1) * q.shape[0] * q.shape[1] * k.shape[2]
+    chunk_size = LOW_RANK_CHUNK if low_rank else max(1, pairs_per_chunk // max(1, pairs_per_query))
+    chunk_size = chunk_size if local_window is None else min(chunk_size, max(local_window, MIN_CHUNK))
+    starts, num_cached = range(0, q.shape[-2], chunk_size), k.shape[-2] - q.shape[-2]
+    outputs = []
     for start in starts:
-        stop = min(start + size, q.shape[-2])
-        first = 0 if near is None else max(0, start + earlier + 1 - near)
-        last = stop + earlier if in_order and causal else k.shape[-2]
-        work = whole.part(slice(start, stop), slice(first, last))
-        if len(starts) > 1 and torch.is_grad_enabled() and not (torch.compiler.is_compiling() or kit.is_mapped()):
-            parts.append(checkpoint(work.attend, use_reentrant=False))
+        stop = min(start + chunk_size, q.shape[-2])
+        first_key = 0 if local_window is None else max(0, start + num_cached + 1 - local_window)
+        last_key = stop + num_cached if in_order and causal else k.shape[-2]
+        chunk = qk.select(slice(start, stop), slice(first_key, last_key))
+        if len(starts) > 1 and torch.is_grad_enabled() and not (torch.compiler.is_compiling() or kit.is_in_transform()):
+            outputs.append(checkpoint(chunk.attend, use_reentrant=False))
         else:
-            parts.append(work.attend())
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
+            outputs.append(chunk.attend())
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-2)
 
 
-def attention_logits(q: Queries, k: Keys, **told: Unpack[Told]) -> Pairs:
+@renamed
+def attention_logits(q: Queries, k: Keys, **arguments: Unpack[AttentionArguments]) -> PairMatrix:
     """The logits before the softmax, formed explicitly; minus infinity where a key is masked."""
-    check_inputs(q, k, None, told)
-    return after_rotation(q, k, told).logits()
+    check_inputs(q, k, None, arguments)
+    return rotate_inputs(q, k, arguments).logits()
 
 
-def attention_weights(q: Queries, k: Keys, **told: Unpack[Told]) -> Pairs:
+@renamed
+def attention_weights(q: Queries, k: Keys, **arguments: Unpack[AttentionArguments]) -> PairMatrix:
     """The attention weights, formed explicitly; 0 for queries without a visible key."""
-    check_inputs(q, k, None, told)
-    return after_rotation(q, k, told).weights()
+    check_inputs(q, k, None, arguments)
+    return rotate_inputs(q, k, arguments).weights()
 
 
 @dataclass(frozen=True)
-class AttentionParts:
+class AttentionComponents:
     """Weights = factor softmax(softcap(scale q . k) + bias) over the visible keys and a sink.
 
     q, k       [B, H, Nq, d], [B, G, Nk, d] as they enter the product, after `PositionalEncoding.rotate`
@@ -216,7 +222,7 @@ class AttentionParts:
 
 
 @torch.no_grad()
-def attention_parts(q: Queries, k: Keys, **told: Unpack[Told]) -> AttentionParts:
+def attention_components(q: Queries, k: Keys, **arguments: Unpack[AttentionArguments]) -> AttentionComponents:
     """The components of the attention that `toeplens.encodings.attend` computes for these queries and keys.
 
     Where an encoding changes the logits in another way (``score``, ``transform_logits``), the bias is the difference
@@ -225,34 +231,34 @@ def attention_parts(q: Queries, k: Keys, **told: Unpack[Told]) -> AttentionParts
 
     Arguments are those of `toeplens.encodings.attend`.
     """
-    encoding = told["encoding"]
-    rotated = after_rotation(q, k, told, groups=encoding.turns_alike)
-    whole = rotated.ungrouped()
-    seen, visible = whole.seen, whole.seen.visible()
-    visible = None if visible is None else _four(visible)
+    encoding = arguments["encoding"]
+    rotated = rotate_inputs(q, k, arguments, keep_groups=encoding.rotation_is_shared)
+    full = rotated.repeat_keys()
+    inputs, visible = full.inputs, full.inputs.visible_mask()
+    visible = None if visible is None else _to_4d(visible)
     logits = bias = factor = values = None
     if encoding.overrides("score") or encoding.overrides("transform_logits"):
-        logits = whole.logits()
+        logits = full.logits()
         wide = torch.promote_types(logits.dtype, torch.float32)
-        product = (seen.q.to(wide) @ seen.k.to(wide).transpose(-2, -1)) * seen.scale
-        if whole.softcap is not None:
-            product = whole.softcap * (product / whole.softcap).tanh()
+        product = (inputs.q.to(wide) @ inputs.k.to(wide).transpose(-2, -1)) * inputs.scale
+        if full.softcap is not None:
+            product = full.softcap * (product / full.softcap).tanh()
         hidden = logits.isneginf()
         if bool((hidden if visible is None else hidden & visible).any()):
             visible = ~hidden
         bias = (logits.to(wide) - product).masked_fill(hidden, 0.0)
     elif encoding.overrides("bias"):
-        bias = whole.hook("bias")
-        bias = None if bias is None else _four(bias)
+        bias = full.call_hook("bias")
+        bias = None if bias is None else _to_4d(bias)
         if bias is not None and visible is not None and len(visible) == 1:
             bias = bias.masked_fill(~visible, 0.0)
     if encoding.overrides("transform_weights") or encoding.overrides("add_values"):
-        weights = whole.softmax(whole.logits() if logits is None else logits)
-        changed = whole.hook("transform_weights", weights)
+        weights = full.softmax(full.logits() if logits is None else logits)
+        new_weights = full.call_hook("transform_weights", weights)
         if encoding.overrides("transform_weights"):
-            factor = torch.where(weights == 0, 0.0, changed / weights)
-        values = whole.hook("add_values", changed)
-    return AttentionParts(rotated.seen.q, rotated.seen.k, bias, visible, factor, values)
+            factor = torch.where(weights == 0, 0.0, new_weights / weights)
+        values = full.call_hook("add_values", new_weights)
+    return AttentionComponents(rotated.inputs.q, rotated.inputs.k, bias, visible, factor, values)
 
 
 def fixed_bias(
@@ -263,184 +269,185 @@ def fixed_bias(
     mask: Bool[Tensor, "*_B _H _N N"] | None,
     causal: bool,
 ) -> Float[Tensor, "_ H N N"]:
-    """The bias of an encoding with a `fixed_bias` between all ``positions``, including the mask, for `attend`.
+    """The bias of an encoding that `has_fixed_bias`, between all ``positions``, including the mask, for `attend`.
 
     It is float32 if ``dtype`` has 16 bits.
     """
     with kit.without_autocast(positions):
         bias = encoding.bias(positions, positions)
     assert bias is not None
-    added = _four(bias.to(kit.widened(dtype)))
+    masked_bias = _to_4d(bias.to(kit.wide_dtype(dtype)))
     if causal:
-        length = added.shape[-1]
-        future = torch.ones(length, length, dtype=torch.bool, device=added.device).triu(1)
-        added = added.masked_fill(future, float("-inf"))
-    return _hidden(added, mask)
+        length = masked_bias.shape[-1]
+        future = torch.ones(length, length, dtype=torch.bool, device=masked_bias.device).triu(1)
+        masked_bias = masked_bias.masked_fill(future, float("-inf"))
+    return _apply_mask(masked_bias, mask)
 
 
 @dataclass(frozen=True)
-class _Queries:
+class _AttentionChunk:
     """A chunk of queries after `rotate`, with the keys that any of them sees."""
 
     encoding: PositionalEncoding
     q_positions: Positions
     k_positions: Positions
-    seen: Seen
+    inputs: AttentionInputs
     v: Tensor | None = None
-    added: Tensor | None = None
+    shared_bias: Tensor | None = None
     dropout: float = 0.0
     fused: bool = False
-    factored: bool = False
-    square: bool = False  # as many queries as keys, each seeing all keys or those up to its own
+    low_rank: bool = False
+    is_square: bool = False  # as many queries as keys, each seeing all keys or those up to its own
     softcap: float | None = None
     sinks: Tensor | None = None
 
     @property
-    def plain(self) -> bool:
+    def is_plain_softmax(self) -> bool:
         """Whether only the encoding changes the logits or the softmax."""
         return self.softcap is None and self.sinks is None
 
-    def ungrouped(self) -> _Queries:
+    def repeat_keys(self) -> _AttentionChunk:
         """With the keys repeated for each head."""
-        return replace(self, seen=replace(self.seen, k=for_each_head(self.seen.k, self.seen.q.shape[1])))
+        return replace(self, inputs=replace(self.inputs, k=repeat_groups(self.inputs.k, self.inputs.q.shape[1])))
 
-    def part(self, queries: slice, keys: slice) -> _Queries:
+    def select(self, queries: slice, keys: slice) -> _AttentionChunk:
         """A slice of the queries and keys."""
         return replace(
             self,
-            q_positions=_between(self.encoding, self.q_positions, queries),
-            k_positions=_between(self.encoding, self.k_positions, keys),
-            seen=self.seen.part(queries, keys),
+            q_positions=_slice_positions(self.encoding, self.q_positions, queries),
+            k_positions=_slice_positions(self.encoding, self.k_positions, keys),
+            inputs=self.inputs.select(queries, keys),
             v=None if self.v is None else self.v[..., keys, :],
-            added=None if self.added is None else self.added[..., queries, keys],
-            square=self.square and queries.start == 0,
+            shared_bias=None if self.shared_bias is None else self.shared_bias[..., queries, keys],
+            is_square=self.is_square and queries.start == 0,
         )
 
     def attend(self) -> Tensor:
         """Each head's output for these queries."""
         assert self.v is not None
-        if self.factored:
-            return self._with_factors(self.v)
+        if self.low_rank:
+            return self._attend_low_rank(self.v)
         if self.fused:
-            seen, bias = self.seen, self._bias()
-            if bias is not None and self.square and is_faster(seen.q, seen.k, bias, self.dropout):
-                k, v = (for_each_head(x, seen.q.shape[1]) for x in (seen.k, self.v))
-                return attend_blocked(seen.q, k, v, _four(bias), self.dropout, seen.scale, causal=seen.causal)
-            return _fused(seen.q, seen.k, self.v, bias, self.dropout, seen.scale)
+            inputs, bias = self.inputs, self._masked_bias()
+            if bias is not None and self.is_square and blocked_is_faster(inputs.q, inputs.k, bias, self.dropout):
+                k, v = (repeat_groups(x, inputs.q.shape[1]) for x in (inputs.k, self.v))
+                return attend_blocked(inputs.q, k, v, _to_4d(bias), self.dropout, inputs.scale, causal=inputs.causal)
+            return _fused_attention(inputs.q, inputs.k, self.v, bias, self.dropout, inputs.scale)
         weights = F.dropout(self.weights().to(self.v.dtype), self.dropout)
-        out, more = weights @ self.v, self.hook("add_values", weights)
-        return out if more is None else out + more
+        out, added_values = weights @ self.v, self.call_hook("add_values", weights)
+        return out if added_values is None else out + added_values
 
-    def _with_factors(self, v: Tensor) -> Tensor:
+    def _attend_low_rank(self, v: Tensor) -> Tensor:
         """Causal attention with the bias as one or two extra dimensions of queries and keys."""
-        seen = self.seen
-        a, b = self.hook("bias_product")
-        q = torch.cat((seen.q, (a / seen.scale).to(seen.q.dtype).expand(*seen.q.shape[:-1], -1)), dim=-1)
-        k, v = (for_each_head(x, q.shape[1]) for x in (seen.k, v))
+        inputs = self.inputs
+        a, b = self.call_hook("bias_product")
+        q = torch.cat((inputs.q, (a / inputs.scale).to(inputs.q.dtype).expand(*inputs.q.shape[:-1], -1)), dim=-1)
+        k, v = (repeat_groups(x, q.shape[1]) for x in (inputs.k, v))
         k = torch.cat((k, b.to(k.dtype).expand(*k.shape[:-1], -1)), dim=-1)
-        mask = None if self.square else seen.visible()  # SDPA's is_causal only fits square attention
-        return _fused(q, k, v, mask, self.dropout, seen.scale, is_causal=self.square)
+        mask = None if self.is_square else inputs.visible_mask()  # SDPA's is_causal only fits square attention
+        return _fused_attention(q, k, v, mask, self.dropout, inputs.scale, is_causal=self.is_square)
 
-    def _bias(self) -> Tensor | None:
+    def _masked_bias(self) -> Tensor | None:
         """The bias with the mask in it, in the dtype of fused attention; without a bias, the mask."""
-        bias, visible = self.added, None
+        bias, visible = self.shared_bias, None
         if bias is None:
-            bias, visible = self.hook("bias"), self.seen.visible()
+            bias, visible = self.call_hook("bias"), self.inputs.visible_mask()
         if bias is None:
             return visible
-        q = self.seen.q
-        if kit.product_dtype(q) in kit.PRECISE:
-            return _hidden(bias.to(q.dtype), visible)
-        bias = _hidden(bias, visible)  # relative to each row's maximum, so that large entries are rounded least
+        q = self.inputs.q
+        if kit.product_dtype(q) in kit.FULL_PRECISION:
+            return _apply_mask(bias.to(q.dtype), visible)
+        bias = _apply_mask(bias, visible)  # relative to each row's maximum, so that large entries are rounded least
         largest = bias.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(bias.dtype).min)
         return (bias - largest).to(kit.product_dtype(q))
 
     def logits(self) -> Tensor:
         """The input of the softmax."""
-        seen = self.seen
-        logits = self.hook("score", seen.q, seen.k) * seen.scale
+        inputs = self.inputs
+        logits = self.call_hook("score", inputs.q, inputs.k) * inputs.scale
         if self.softcap is not None:
             logits = self.softcap * (logits / self.softcap).tanh()
-        if self.added is not None:
-            return logits + self.added
-        bias = self.hook("bias")
+        if self.shared_bias is not None:
+            return logits + self.shared_bias
+        bias = self.call_hook("bias")
         if bias is not None:
-            logits = logits + bias.to(kit.widened(logits.dtype))
-        return _hidden(self.hook("transform_logits", logits), seen.visible())
+            logits = logits + bias.to(kit.wide_dtype(logits.dtype))
+        return _apply_mask(self.call_hook("transform_logits", logits), inputs.visible_mask())
 
     def weights(self) -> Tensor:
         """The attention weights."""
-        return self.hook("transform_weights", self.softmax(self.logits()))
+        return self.call_hook("transform_weights", self.softmax(self.logits()))
 
     def softmax(self, logits: Tensor) -> Tensor:
         """The softmax over keys and the optional sink; 0 for queries without a visible key."""
         if self.sinks is not None:
-            lost = self.sinks.to(logits.dtype)[:, None, None].expand(*logits.shape[:-1], 1)
-            return torch.cat((logits, lost), dim=-1).softmax(-1)[..., :-1]
-        if not self.seen.is_masked and self.added is None:  # only a mask can hide all keys
+            sinks = self.sinks.to(logits.dtype)[:, None, None].expand(*logits.shape[:-1], 1)
+            return torch.cat((logits, sinks), dim=-1).softmax(-1)[..., :-1]
+        if not self.inputs.is_masked and self.shared_bias is None:  # only a mask can hide all keys
             return logits.softmax(-1)
-        blind = logits.isneginf().all(-1, keepdim=True)
-        return logits.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+        sees_no_key = logits.isneginf().all(-1, keepdim=True)
+        return logits.masked_fill(sees_no_key, 0.0).softmax(-1).masked_fill(sees_no_key, 0.0)
 
-    def hook(self, name: str, *arguments: Tensor) -> Any:
-        return self.encoding.hook(name, *arguments, self.q_positions, self.k_positions, seen=self.seen)
-
-
-def after_rotation(q: Tensor, k: Tensor, told: Told, *, groups: bool = False) -> _Queries:
-    """All queries and their keys after `rotate`; keys are repeated for each head unless ``groups``."""
-    encoding, places = told["encoding"], (told["q_positions"], told["k_positions"])
-    k = k if encoding.turns_alike else for_each_head(k, q.shape[1])
-    inputs: dict[str, Any] = {name: value for name, value in told.items() if name in _OF_SEEN}
-    seen = Seen.of(q, k, **inputs)
-    if not told.get("turned"):
-        q, k = encoding.hook("rotate", q, k, *places, seen=seen)
-    seen = replace(seen, q=q, k=k if groups else for_each_head(k, q.shape[1]))
-    return _Queries(encoding, *places, seen, softcap=told.get("softcap"), sinks=told.get("sinks"))
+    def call_hook(self, name: str, *arguments: Tensor) -> Any:
+        return self.encoding.call_hook(name, *arguments, self.q_positions, self.k_positions, inputs=self.inputs)
 
 
-def for_each_head(x: Float[Tensor, "B G Nk d"], heads: int) -> Float[Tensor, "B H Nk d"]:
+def rotate_inputs(q: Tensor, k: Tensor, arguments: AttentionArguments, *, keep_groups: bool = False) -> _AttentionChunk:
+    """All queries and their keys after `rotate`; keys are repeated for each head unless ``keep_groups``."""
+    encoding, positions = arguments["encoding"], (arguments["q_positions"], arguments["k_positions"])
+    k = k if encoding.rotation_is_shared else repeat_groups(k, q.shape[1])
+    values: dict[str, Any] = {name: value for name, value in arguments.items() if name in _INPUT_FIELDS}
+    inputs = AttentionInputs.with_defaults(q, k, **values)
+    if not arguments.get("rotated"):
+        q, k = encoding.call_hook("rotate", q, k, *positions, inputs=inputs)
+    inputs = replace(inputs, q=q, k=k if keep_groups else repeat_groups(k, q.shape[1]))
+    return _AttentionChunk(encoding, *positions, inputs, softcap=arguments.get("softcap"), sinks=arguments.get("sinks"))
+
+
+def repeat_groups(x: Float[Tensor, "B G Nk d"], heads: int) -> Float[Tensor, "B H Nk d"]:
     """Keys or values of groups, repeated for each head of a group."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
-def _hidden(x: Tensor, visible: Tensor | None) -> Tensor:
+def _apply_mask(x: Tensor, visible: Tensor | None) -> Tensor:
     return x if visible is None else x.masked_fill(~visible, float("-inf"))
 
 
-def _fused(
+def _fused_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scale: float, *, is_causal: bool = False
 ) -> Tensor:
     """Fused attention; narrower inputs are padded with zeros, as the kernels need equal widths.
 
     Blocked CPU attention is used where it is faster: without a mask, or with a mask over keys only (padding).
     """
-    mask = None if mask is None else _four(mask)
-    if (mask is None or (mask.dtype == torch.bool and mask.shape[-2] == 1)) and is_faster(q, k, dropout=dropout):
-        k, v = (for_each_head(x, q.shape[1]) for x in (k, v))
+    mask = None if mask is None else _to_4d(mask)
+    is_padding = mask is None or (mask.dtype == torch.bool and mask.shape[-2] == 1)
+    if is_padding and blocked_is_faster(q, k, dropout=dropout):
+        k, v = (repeat_groups(x, q.shape[1]) for x in (k, v))
         if mask is None:
             return attend_blocked(q, k, v, None, dropout, scale, causal=is_causal)
-        sees = mask.any(-1, keepdim=True)
-        hidden = _hidden(q.new_zeros(mask.shape), mask | ~sees).expand(-1, -1, q.shape[-2], -1)
-        found = attend_blocked(q, k, v, hidden, dropout, scale, causal=is_causal)
-        return found if sees.all() else found * sees
+        sees_a_key = mask.any(-1, keepdim=True)
+        mask_bias = _apply_mask(q.new_zeros(mask.shape), mask | ~sees_a_key).expand(-1, -1, q.shape[-2], -1)
+        output = attend_blocked(q, k, v, mask_bias, dropout, scale, causal=is_causal)
+        return output if sees_a_key.all() else output * sees_a_key
     width = v.shape[-1]
-    missing = q.shape[-1] - width
-    if missing > 0:
-        v = F.pad(v, (0, missing))
-    elif missing < 0:
-        q, k = F.pad(q, (0, -missing)), F.pad(k, (0, -missing))
+    pad = q.shape[-1] - width
+    if pad > 0:
+        v = F.pad(v, (0, pad))
+    elif pad < 0:
+        q, k = F.pad(q, (0, -pad)), F.pad(k, (0, -pad))
     grouped = q.shape[1] != k.shape[1]
-    more = {"dropout_p": dropout, "is_causal": is_causal, "scale": scale, "enable_gqa": grouped}
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **more)
+    options = {"dropout_p": dropout, "is_causal": is_causal, "scale": scale, "enable_gqa": grouped}
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
     return out[..., :width]
 
 
-def _between(encoding: PositionalEncoding, positions: Positions, some: slice) -> Positions:
+def _slice_positions(encoding: PositionalEncoding, positions: Positions, tokens: slice) -> Positions:
     dim = positions.ndim - 1 - (encoding.axes > 1)
-    return positions.narrow(dim, some.start, some.stop - some.start)
+    return positions.narrow(dim, tokens.start, tokens.stop - tokens.start)
 
 
-def _four(x: Tensor) -> Tensor:
+def _to_4d(x: Tensor) -> Tensor:
     """With leading dimensions of 1, which fused kernels need to accept a mask."""
     return x[(None,) * (4 - x.ndim)]
 
@@ -450,28 +457,28 @@ def flex_attend(
     encoding: PositionalEncoding,
     q_positions: Positions,
     k_positions: Positions,
-    seen: Seen,
+    inputs: AttentionInputs,
 ) -> Float[Tensor, "B H N dv"] | None:
     """Flex attention with the encoding's `score_mod`, for square, unmasked attention; None if it has none."""
-    if min(seen.q.shape[-1], v.shape[-1]) < SMALLEST_HEAD:
+    if min(inputs.q.shape[-1], v.shape[-1]) < MIN_FLEX_HEAD_DIM:
         return None
-    score_mod = encoding.score_mod(q_positions, k_positions, seen)
+    score_mod = encoding.score_mod(q_positions, k_positions, inputs)
     if score_mod is None:
         return None
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # importing it takes a second
 
     block_mask = None
-    if seen.causal:
-        length = seen.q.shape[-2]
+    if inputs.causal:
+        length = inputs.q.shape[-2]
         block_mask = create_block_mask(
-            lambda batch, head, query, key: query >= key, None, None, length, length, device=str(seen.q.device)
+            lambda batch, head, query, key: query >= key, None, None, length, length, device=str(inputs.q.device)
         )
-    run = flex_attention if torch.compiler.is_compiling() else _kernel(seen.q.device.type)
-    return run(seen.q, seen.k, v, score_mod=score_mod, block_mask=block_mask, scale=seen.scale)
+    attention = flex_attention if torch.compiler.is_compiling() else _flex_kernel(inputs.q.device.type)
+    return attention(inputs.q, inputs.k, v, score_mod=score_mod, block_mask=block_mask, scale=inputs.scale)
 
 
 @cache
-def _kernel(device: str) -> Callable[..., Any]:
+def _flex_kernel(device: str) -> Callable[..., Any]:
     """Compiled flex attention where a kernel exists, otherwise its eager form."""
     from torch.nn.attention.flex_attention import flex_attention
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -13,62 +13,67 @@ import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
 
-from toeplens.encodings.kit import is_readable, require_between, require_count, require_whole, without_autocast
-from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, ScoreMod, Stream, Turned
-from toeplens.ground import InputError, invalid
-from toeplens.ground.options import checked, parameters
+from toeplens.encodings.kit import is_readable, require_between, require_count, require_integers, without_autocast
+from toeplens.encodings.shapes import Keys, PairMatrix, Positions, Queries, RotatedQK, ScoreMod, Stream
+from toeplens.utils import InputError, invalid
+from toeplens.utils.options import check_keywords, parameters
+from toeplens.utils.renamed import rename_overrides, renamed
+
+KeyFeatures = Float[Tensor, "B H N c"]  # of the keys, from `PositionalEncoding.key_features`
+CachedFeatures = Float[Tensor, "B H M c"]  # those of earlier tokens
 
 
+@renamed
 @dataclass(frozen=True)
-class Seen:
+class AttentionInputs:
     """The inputs of one attention call, as a hook sees them.
 
-    q, k    [B, H, Nq, d], [B, H, Nk, d]: as projected in `rotate`; as they enter the inner product in later hooks
-    rows    index of each query's own token among the keys: [Nq], or [B, Nq]
-    notes   [B, H, Nk, c], the key features of `PositionalEncoding.note`, one row per key; or None
-    mask    True where a key may be seen, broadcastable to [B, H, Nq, Nk]; None for all
-    causal  whether keys after a query's own are masked
-    window  sliding window: the number of keys that a query sees, including its own; None for no limit
-    scale   the factor of q . k
-    texts   [B, Nk], id of the packed document that each key belongs to; None if each row is one document
-    padding  [B, Nk], True where a key's token is padding, which is masked and skipped by cumulative sums; or None
+    q, k          [B, H, Nq, d], [B, H, Nk, d]: as projected in `rotate`; as they enter the inner product in later hooks
+    rows          index of each query's own token among the keys: [Nq], or [B, Nq]
+    key_features  [B, H, Nk, c], from `PositionalEncoding.key_features`, one row per key; or None
+    mask          True where a key may be seen, broadcastable to [B, H, Nq, Nk]; None for all
+    causal        whether keys after a query's own are masked
+    window        sliding window: the number of keys that a query sees, including its own; None for no limit
+    scale         the factor of q . k
+    document_ids  [B, Nk], id of the packed document that each key belongs to; None if each row is one document
+    padding       [B, Nk], True where a key's token is padding, which is masked and skipped by cumulative sums; or None
     """
 
     q: Float[Tensor, "B H Nq _"]
     k: Float[Tensor, "B H Nk _"]
     rows: Int[Tensor, "*B Nq"]
-    notes: Float[Tensor, "B H Nk c"] | None = None
+    key_features: Float[Tensor, "B H Nk c"] | None = None
     mask: Bool[Tensor, "*_B _H _Nq Nk"] | None = None
     causal: bool = True
     scale: float = 1.0
     window: int | None = None
-    texts: Int[Tensor, "B Nk"] | None = None
+    document_ids: Int[Tensor, "B Nk"] | None = None
     padding: Bool[Tensor, "B Nk"] | None = None
 
     @staticmethod
-    def of(q: Queries, k: Keys, rows: Int[Tensor, "*B Nq"] | None = None, **more: Any) -> Seen:
+    def with_defaults(q: Queries, k: Keys, rows: Int[Tensor, "*B Nq"] | None = None, **options: Any) -> AttentionInputs:
         """Build it with defaults: without ``rows``, the queries are the last tokens of the keys.
 
         Keys that the mask hides from all queries and heads count as padding.
         """
-        mask, padding = more.get("mask"), more.get("padding")
+        mask, padding = options.get("mask"), options.get("padding")
         if mask is not None and all(size == 1 for size in mask.shape[-3:-1]):
-            hidden = ~mask.reshape(-1, mask.shape[-1]).expand(len(q), -1)
-            more |= {"mask": None, "padding": hidden if padding is None else hidden | padding}
+            hidden_keys = ~mask.reshape(-1, mask.shape[-1]).expand(len(q), -1)
+            options |= {"mask": None, "padding": hidden_keys if padding is None else hidden_keys | padding}
         if rows is None:
             queries, keys = q.shape[-2], k.shape[-2]
-            if more.get("causal", True) and queries > keys:
+            if options.get("causal", True) and queries > keys:
                 must = (
                     f"have at most as many queries as there are keys ({keys}) in causal attention, unless rows is set"
                 )
                 raise invalid("q", must, queries)
             rows = torch.arange(keys - queries, keys, device=q.device)
-        return Seen(q, k, rows, **more)
+        return AttentionInputs(q, k, rows, **options)
 
     @property
     def is_masked(self) -> bool:
         """Whether any mask other than the causal one hides keys."""
-        return self.mask is not None or self.padding is not None or self.texts is not None
+        return self.mask is not None or self.padding is not None or self.document_ids is not None
 
     def is_scattered(self) -> bool:
         """Whether a query sees anything but one contiguous run of tokens, apart from padding; reads the mask.
@@ -80,74 +85,75 @@ class Seen:
             return False
         if not is_readable(self.mask):
             return True
-        visible = self.visible()
+        visible = self.visible_mask()
         assert visible is not None
         visible = visible[(None,) * (4 - visible.ndim)]
-        own = visible.take_along_dim(self.own_index(), dim=-1).squeeze(-1)
+        sees_itself = visible.take_along_dim(self.row_index(), dim=-1).squeeze(-1)
         tokens = self.k.new_ones(len(self.k), self.k.shape[2]) if self.padding is None else ~self.padding
-        counted = tokens.long().cumsum(-1)[:, None, None, :].masked_fill(~visible, 0)  # from 1
-        first = counted.masked_fill(~visible, counted.shape[-1] + 1).amin(-1)
-        return bool((own & (counted.amax(-1) - first + 1 != visible.sum(-1))).any())
+        ordinals = tokens.long().cumsum(-1)[:, None, None, :].masked_fill(~visible, 0)  # from 1
+        first_seen = ordinals.masked_fill(~visible, ordinals.shape[-1] + 1).amin(-1)
+        return bool((sees_itself & (ordinals.amax(-1) - first_seen + 1 != visible.sum(-1))).any())
 
-    def require_run(self, encoding: Any) -> None:
+    def require_contiguous_keys(self, encoding: Any) -> None:
         """Raise `InputError` for a mask under which cumulative sums between two tokens would be wrong."""
         if self.mask is not None and is_readable(self.mask) and self.is_scattered():
             raise InputError(f"mask: each query must see one contiguous run of tokens for {type(encoding).__name__}.")
 
-    def own_index(self) -> Int[Tensor, "_B 1 Nq 1"]:
+    def row_index(self) -> Int[Tensor, "_B 1 Nq 1"]:
         """The rows as indices of keys, for `torch.take_along_dim`."""
         return self.rows.reshape(-1, 1, self.rows.shape[-1], 1)
 
     @property
-    def features(self) -> Notes:
+    def features(self) -> KeyFeatures:
         """The key features, for encodings that have some."""
-        assert self.notes is not None
-        return self.notes
+        assert self.key_features is not None
+        return self.key_features
 
-    def own_notes(self) -> Float[Tensor, "B H Nq c"]:
+    def query_features(self) -> Float[Tensor, "B H Nq c"]:
         """The key features of the queries' own tokens."""
         if self.rows.ndim == 1:
             return self.features.index_select(2, self.rows)
-        return self.features.take_along_dim(self.own_index(), dim=2)
+        return self.features.take_along_dim(self.row_index(), dim=2)
 
-    def sums(self, steps: Float[Tensor, "B H N c"]) -> Float[Tensor, "B H N c"]:
+    def cumulative_sums(self, steps: Float[Tensor, "B H N c"]) -> Float[Tensor, "B H N c"]:
         """Cumulative sums over the tokens, without padding."""
         return (steps if self.padding is None else steps.masked_fill(self.padding[:, None, :, None], 0.0)).cumsum(-2)
 
-    def visible(self) -> Bool[Tensor, "*B Nq Nk"] | None:
+    def visible_mask(self) -> Bool[Tensor, "*B Nq Nk"] | None:
         """True where a query sees a key, computed on request; None if every query sees every key."""
         visible = self.mask
-        if self.texts is not None:
-            own = self.texts.gather(1, self.rows.expand(len(self.texts), -1)).unsqueeze(2) == self.texts.unsqueeze(1)
-            visible = own.unsqueeze(1) if visible is None else own.unsqueeze(1) & visible
+        if self.document_ids is not None:
+            own = self.document_ids.gather(1, self.rows.expand(len(self.document_ids), -1))
+            same_document = own.unsqueeze(2) == self.document_ids.unsqueeze(1)
+            visible = same_document.unsqueeze(1) if visible is None else same_document.unsqueeze(1) & visible
         if self.padding is not None:
             real = ~self.padding[:, None, None, :]
             visible = real if visible is None else real & visible
         if not self.causal:
             return visible
-        past = self.past()
+        past = self.causal_mask()
         if self.window is not None:
-            past = past & ~replace(self, rows=self.rows - self.window).past()
+            past = past & ~replace(self, rows=self.rows - self.window).causal_mask()
         return past if visible is None else past & visible
 
-    def past(self) -> Bool[Tensor, "*B Nq Nk"]:
+    def causal_mask(self) -> Bool[Tensor, "*B Nq Nk"]:
         """True for each query's own key and those before it, without any mask."""
         past = torch.arange(self.k.shape[-2], device=self.k.device) <= self.rows.unsqueeze(-1)
         return past if past.ndim == 2 else past.unsqueeze(1)
 
-    def part(self, queries: slice, keys: slice) -> Seen:
+    def select(self, queries: slice, keys: slice) -> AttentionInputs:
         """A slice of the queries and keys."""
         mask = self.mask
         if mask is not None:
             mask = mask[..., queries if mask.shape[-2] > 1 else slice(None), keys]
         rows = self.rows[..., queries]
-        by_key = {name: x[..., keys] for name in ("texts", "padding") if (x := getattr(self, name)) is not None}
+        by_key = {name: x[..., keys] for name in ("document_ids", "padding") if (x := getattr(self, name)) is not None}
         return replace(
             self,
             q=self.q[..., queries, :],
             k=self.k[..., keys, :],
             rows=rows - keys.start if keys.start else rows,
-            notes=None if self.notes is None else self.notes[..., keys, :],
+            key_features=None if self.key_features is None else self.key_features[..., keys, :],
             mask=mask,
             **by_key,
         )
@@ -160,6 +166,7 @@ SIZES = ("d_model", "num_heads", "head_dim", "max_len")
 HOOKS = ("embed", "rotate", "score", "bias", "bias_product", "transform_logits", "transform_weights", "add_values")
 
 
+@renamed
 class PositionalEncoding(nn.Module):
     """Base class of positional encodings: the hooks through which position can act on attention.
 
@@ -171,7 +178,7 @@ class PositionalEncoding(nn.Module):
     ends in ``**sizes`` takes the four sizes in addition; one that ends in ``**inherited`` also takes the options of its
     parent class.
 
-    Any hook except `embed`, `note` and `kernel` may declare one more argument, ``seen``: the attention inputs (`Seen`),
+    Any hook except `embed`, `key_features` and `kernel` may declare one more argument, ``inputs`` (`AttentionInputs`),
     for encodings that depend on content.
 
     Class attributes
@@ -211,20 +218,22 @@ class PositionalEncoding(nn.Module):
     formula: str = ""
     layers: frozenset[int] | None = None
     unused_hooks: Set[str] = frozenset()
-    _seeing: frozenset[str] = frozenset()
-    _registered: str = ""
+    _inputs_argument: Mapping[str, str] = {}  # its name in the hooks that take the attention inputs
+    _registered_name: str = ""
 
     def __init_subclass__(cls, *, name: str = "", **kwargs: Any) -> None:
         """``name``: the name under which this package provides the class (`toeplens.encodings.names`)."""
         super().__init_subclass__(**kwargs)
-        cls._registered = name
+        cls._registered_name = name
+        rename_overrides(cls, "PositionalEncoding")
         if cls.data_dependent:
             cls.toeplitz = False
         if "__init__" in vars(cls):
-            cls.__init__ = checked(cls.__init__)
+            cls.__init__ = check_keywords(cls.__init__)
         if {"bias", "kernel"} & vars(cls).keys() and "bias_product" not in vars(cls):
             cls.factorable = False  # an inherited product belongs to another bias
-        cls._seeing = frozenset(hook for hook in HOOKS if "seen" in inspect.signature(getattr(cls, hook)).parameters)
+        arguments = {hook: inspect.signature(getattr(cls, hook)).parameters for hook in HOOKS}
+        cls._inputs_argument = {hook: name for hook in HOOKS for name in ("inputs", "seen") if name in arguments[hook]}
 
     def __init__(self, *, d_model: int, num_heads: int, head_dim: int, max_len: int) -> None:
         super().__init__()
@@ -232,20 +241,20 @@ class PositionalEncoding(nn.Module):
         if not {self.coupling, *self.also_couples} <= set(get_args(Coupling)):
             raise invalid("coupling", f"be one of {', '.join(get_args(Coupling))}", self.coupling)
         self.d_model, self.num_heads, self.head_dim, self.max_len = d_model, num_heads, head_dim, max_len
-        self._exact: set[str] = set()
-        self._starts: list[tuple[Tensor, Callable[[Tensor], Any]]] = []
+        self._exact_buffers: set[str] = set()
+        self._initialisers: list[tuple[Tensor, Callable[[Tensor], Any]]] = []
 
     @classmethod
     def options(cls) -> dict[str, inspect.Parameter]:
         """The encoding's options (constructor arguments other than the sizes), with their defaults."""
-        found: dict[str, inspect.Parameter] = {}
+        result: dict[str, inspect.Parameter] = {}
         for kind in (kind for kind in cls.__mro__ if "__init__" in vars(kind)):
-            taken = parameters(kind.__init__)
-            own = {name: p for name, p in taken.items() if p.kind is p.KEYWORD_ONLY and name not in SIZES}
-            found |= {name: p for name, p in own.items() if name not in found}
-            if "inherited" not in taken:
+            arguments = parameters(kind.__init__)
+            class_options = {name: p for name, p in arguments.items() if p.kind is p.KEYWORD_ONLY and name not in SIZES}
+            result |= {name: p for name, p in class_options.items() if name not in result}
+            if "inherited" not in arguments:
                 break
-        return found
+        return result
 
     # ---- the hooks ------------------------------------------------------------------------------------------------
 
@@ -253,14 +262,14 @@ class PositionalEncoding(nn.Module):
         """Add position to the token embeddings, once, before the first layer."""
         return x
 
-    def note(self, x: Stream, before: Earlier | None = None) -> Notes | None:
+    def key_features(self, x: Stream, cached: CachedFeatures | None = None) -> KeyFeatures | None:
         """Per-token features that are cached with the keys, from the input of the layer's keys; or None.
 
-        ``before`` holds the features of earlier tokens from a key cache, so that cumulative sums can continue.
+        ``cached`` holds the features of earlier tokens from a key cache, so that cumulative sums can continue.
         """
         return None
 
-    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> RotatedQK:
         """Transform queries and keys before their inner product."""
         return q, k
 
@@ -272,7 +281,7 @@ class PositionalEncoding(nn.Module):
         """
         return None
 
-    def score(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Pairs:
+    def score(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> PairMatrix:
         """The product of queries and keys, before scaling. Overriding it disables fused attention."""
         return q @ k.transpose(-2, -1)
 
@@ -290,19 +299,19 @@ class PositionalEncoding(nn.Module):
         """
         raise NotImplementedError
 
-    def transform_logits(self, logits: Pairs, q_positions: Positions, k_positions: Positions) -> Pairs:
+    def transform_logits(self, logits: PairMatrix, q_positions: Positions, k_positions: Positions) -> PairMatrix:
         """Change the logits before the mask and the softmax. Overriding it disables fused attention."""
         return logits
 
-    def transform_weights(self, weights: Pairs, q_positions: Positions, k_positions: Positions) -> Pairs:
+    def transform_weights(self, weights: PairMatrix, q_positions: Positions, k_positions: Positions) -> PairMatrix:
         """Change the attention weights after the softmax. Overriding it disables fused attention."""
         return weights
 
-    def add_values(self, weights: Pairs, q_positions: Positions, k_positions: Positions) -> Queries | None:
+    def add_values(self, weights: PairMatrix, q_positions: Positions, k_positions: Positions) -> Queries | None:
         """A term added to each head's output, from its weights; or None. Overriding it disables fused attention."""
         return None
 
-    def score_mod(self, q_positions: Positions, k_positions: Positions, seen: Seen) -> ScoreMod | None:
+    def score_mod(self, q_positions: Positions, k_positions: Positions, inputs: AttentionInputs) -> ScoreMod | None:
         """The bias as a function (score, batch, head, query, key) for flex attention; None if there is none."""
         return None
 
@@ -319,49 +328,49 @@ class PositionalEncoding(nn.Module):
         """The encoding for layer ``layer`` (from 0): itself if layers share it, otherwise a newly initialised copy."""
         if self.shared or layer == 0:
             return self
-        own = copy.deepcopy(self)
-        own.reset_parameters()
-        return own
+        layer_copy = copy.deepcopy(self)
+        layer_copy.reset_parameters()
+        return layer_copy
 
-    def learned(self, shape: tuple[int, ...], start: Callable[[Tensor], Any]) -> nn.Parameter:
-        """Create a parameter that ``start`` initialises, here and in `reset_parameters`."""
+    def new_parameter(self, shape: tuple[int, ...], init: Callable[[Tensor], Any]) -> nn.Parameter:
+        """Create a parameter that ``init`` initialises, here and in `reset_parameters`."""
         parameter = nn.Parameter(torch.empty(shape))
-        self.starts(start, parameter)
+        self.initialise(init, parameter)
         return parameter
 
     @torch.no_grad()
-    def starts(self, start: Callable[[Tensor], Any], *parameters: Tensor) -> None:
-        """Initialise parameters, such as those of a linear layer, by ``start``, here and in `reset_parameters`."""
+    def initialise(self, init: Callable[[Tensor], Any], *parameters: Tensor) -> None:
+        """Initialise parameters, such as those of a linear layer, by ``init``, here and in `reset_parameters`."""
         for parameter in parameters:
-            self._starts.append((parameter, start))
-            start(parameter)
+            self._initialisers.append((parameter, init))
+            init(parameter)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Re-initialise all parameters: those with a start of their own, then submodules that have others."""
-        for parameter, start in self._starts:
-            start(parameter)
-        own = {id(parameter) for parameter, _ in self._starts}
+        """Re-initialise all parameters: those with an initialiser, then submodules that have others."""
+        for parameter, init in self._initialisers:
+            init(parameter)
+        initialised = {id(parameter) for parameter, _ in self._initialisers}
         for module in self.children():
-            held = {id(parameter) for parameter in module.parameters()}
-            if not held or held - own:
-                _start_again(module)
+            parameter_ids = {id(parameter) for parameter in module.parameters()}
+            if not parameter_ids or parameter_ids - initialised:
+                _reset_module(module)
 
-    def place(self, tokens: Int[Tensor, "*B N"]) -> Positions:
+    def to_positions(self, tokens: Int[Tensor, "*B N"]) -> Positions:
         """Convert token indices to positions: unchanged, or to coordinates if `axes` > 1."""
         return tokens
 
-    def by_sequence(self, positions: Positions) -> bool:
+    def is_per_sequence(self, positions: Positions) -> bool:
         """Whether positions have one row per sequence."""
         return positions.ndim - (self.axes > 1) == 2
 
-    def hook(self, name: str, *arguments: Any, seen: Seen) -> Any:
-        """Call a hook, with ``seen`` if it declares it. Autocast stays on only for the plain product q . k."""
-        more = {"seen": seen} if name in self._seeing else {}
-        with nullcontext() if name == "score" and not self.overrides(name) else without_autocast(seen.q):
-            return getattr(self, name)(*arguments, **more)
+    def call_hook(self, name: str, *arguments: Any, inputs: AttentionInputs) -> Any:
+        """Call a hook, with ``inputs`` if it declares it. Autocast stays on only for the plain product q . k."""
+        keywords = {self._inputs_argument[name]: inputs} if name in self._inputs_argument else {}
+        with nullcontext() if name == "score" and not self.overrides(name) else without_autocast(inputs.q):
+            return getattr(self, name)(*arguments, **keywords)
 
-    def factors_at(self, q_positions: Positions, k_positions: Positions) -> bool:
+    def has_low_rank_bias(self, q_positions: Positions, k_positions: Positions) -> bool:
         """Whether `bias_product` holds for queries at the last of these keys' positions."""
         return self.factorable
 
@@ -375,19 +384,19 @@ class PositionalEncoding(nn.Module):
         return not any(map(self.overrides, ("score", "transform_logits", "transform_weights", "add_values")))
 
     @property
-    def turns_alike(self) -> bool:
+    def rotation_is_shared(self) -> bool:
         """Whether `rotate` treats all heads alike and reads no content; it then accepts fewer (grouped) heads."""
         return not self.overrides("rotate")
 
     @property
-    def looks_at_keys(self) -> bool:
-        """Whether a hook after `rotate` reads ``seen``, which includes the keys of each head."""
-        return bool(self._seeing - {"rotate"})
+    def needs_per_head_keys(self) -> bool:
+        """Whether a hook after `rotate` reads ``inputs``, which includes the keys of each head."""
+        return bool(self._inputs_argument.keys() - {"rotate"})
 
     @property
-    def fixed_bias(self) -> bool:
+    def has_fixed_bias(self) -> bool:
         """Whether its bias depends on positions only, so that layers can share one computation."""
-        return self.overrides("bias") and "bias" not in self._seeing and not self.overrides("transform_logits")
+        return self.overrides("bias") and "bias" not in self._inputs_argument and not self.overrides("transform_logits")
 
     @property
     def query_dim(self) -> int:
@@ -407,9 +416,9 @@ class PositionalEncoding(nn.Module):
     def check_positions(self, positions: Positions) -> None:
         """Raise `InputError` for positions that a table of ``max_len`` rows does not contain."""
         if self.bounded:
-            require_whole(type(self).__name__, positions)
-            most = f"{self.max_len - 1} (max_len is {self.max_len})"
-            require_between(f"be from 0 to {most}", positions, self.max_len - 1)
+            require_integers(type(self).__name__, positions)
+            limit = f"{self.max_len - 1} (max_len is {self.max_len})"
+            require_between(f"be from 0 to {limit}", positions, self.max_len - 1)
 
     def register_exact(self, name: str, value: Tensor) -> Tensor:
         """Register ``value`` as a buffer that moves between devices but keeps its dtype; not in the state dict.
@@ -417,20 +426,20 @@ class PositionalEncoding(nn.Module):
         Phases are computed from it, so ``model.half()`` must not round it.
         """
         self.register_buffer(name, value, persistent=False)
-        self._exact.add(name)
+        self._exact_buffers.add(name)
         return value
 
     def _apply(self, fn: Any, recurse: bool = True) -> PositionalEncoding:
-        kept = {name: self.get_buffer(name) for name in self._exact}
+        exact = {name: self.get_buffer(name) for name in self._exact_buffers}
         super()._apply(fn, recurse)
-        for name, value in kept.items():
+        for name, value in exact.items():
             self._buffers[name] = value.to(self.get_buffer(name).device)
         return self
 
 
-def _start_again(module: nn.Module) -> None:
-    if callable(again := getattr(module, "reset_parameters", None)):
-        again()
+def _reset_module(module: nn.Module) -> None:
+    if callable(reset := getattr(module, "reset_parameters", None)):
+        reset()
     else:
         for child in module.children():
-            _start_again(child)
+            _reset_module(child)

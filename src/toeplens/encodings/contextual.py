@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings import kit
-from toeplens.encodings.base import PositionalEncoding, Seen
-from toeplens.encodings.logits import at_each
-from toeplens.encodings.rotary import Pairing, turn_by
-from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, ScoreMod, Stream, Turned
-from toeplens.ground import invalid
-from toeplens.ground.options import Count, Finite, Limits, Positive
+from toeplens.encodings.base import AttentionInputs, CachedFeatures, KeyFeatures, PositionalEncoding
+from toeplens.encodings.logits import gather_per_row
+from toeplens.encodings.rotary import Pairing, rotate_by
+from toeplens.encodings.shapes import Keys, PairMatrix, Positions, Queries, RotatedQK, ScoreMod, Stream
+from toeplens.utils import invalid
+from toeplens.utils.options import FiniteFloat, Positive, PositiveInt, Range
 
 BLOCK = 64  # keys per block of `accumulate`
 EPS = 1e-6  # added to a squared norm before the square root, as in the released codes
@@ -47,34 +47,36 @@ class CoPE(PositionalEncoding, name="cope"):
     formula = r"s_{ij} + q_i^\top e\big[\sum_{m=j}^{i} \sigma(s_{im})\big],\quad s_{ij} = q_i^\top k_j / \sqrt d"
 
     def __init__(
-        self, *, positions_max: Count | None = None, scaled: bool = False, shared: bool = False, **sizes: int
+        self, *, positions_max: PositiveInt | None = None, scaled: bool = False, shared: bool = False, **sizes: int
     ) -> None:
         super().__init__(**sizes)
         self.positions_max = self.max_len + 1 if positions_max is None else positions_max
         self.scaled, self.shared = scaled, shared
-        self.weight = self.learned((self.positions_max, self.head_dim), nn.init.zeros_)
+        self.weight = self.new_parameter((self.positions_max, self.head_dim), nn.init.zeros_)
 
-    def transform_logits(self, logits: Pairs, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
+    def transform_logits(
+        self, logits: PairMatrix, q_positions: Positions, k_positions: Positions, inputs: AttentionInputs
+    ) -> PairMatrix:
         last = self.positions_max - 1
-        places = self.places(logits, seen).clamp(max=last)
-        below = places.detach().floor()
-        index = below.long()
-        q = seen.q.to(places.dtype)
+        token_positions = self.contextual_positions(logits, inputs).clamp(max=last)
+        floor = token_positions.detach().floor()
+        index = floor.long()
+        q = inputs.q.to(token_positions.dtype)
         table = q @ self.weight.to(q.dtype).T
         lower, upper = table.gather(-1, index), table.gather(-1, (index + 1).clamp(max=last))
-        term = lower + (places - below) * (upper - lower)
-        return (logits + (term * seen.scale if self.scaled else term)).to(logits.dtype)
+        term = lower + (token_positions - floor) * (upper - lower)
+        return (logits + (term * inputs.scale if self.scaled else term)).to(logits.dtype)
 
-    def places(self, logits: Pairs, seen: Seen) -> Pairs:
+    def contextual_positions(self, logits: PairMatrix, inputs: AttentionInputs) -> PairMatrix:
         """p_ij: the cumulative sum of gates between key and query."""
-        gates = logits.to(kit.widened(logits.dtype)).sigmoid()
-        visible = seen.visible()
+        gates = logits.to(kit.wide_dtype(logits.dtype)).sigmoid()
+        visible = inputs.visible_mask()
         if visible is not None:
             gates = gates.masked_fill(~visible, 0.0)
-        if seen.causal:
-            return kit.sum_from(gates)
-        past = seen.past()
-        return kit.sum_from(gates.masked_fill(~past, 0.0)) + gates.masked_fill(past, 0.0).cumsum(-1)
+        if inputs.causal:
+            return kit.reverse_cumsum(gates)
+        causal_mask = inputs.causal_mask()
+        return kit.reverse_cumsum(gates.masked_fill(~causal_mask, 0.0)) + gates.masked_fill(causal_mask, 0.0).cumsum(-1)
 
 
 class RelativeProjection(PositionalEncoding, name="relative-projection"):
@@ -96,7 +98,7 @@ class RelativeProjection(PositionalEncoding, name="relative-projection"):
     formula = r"b_{ij} = (W_h x_i)^\top B_{:, \delta}"
 
     def __init__(
-        self, *, basis: Count = 16, max_distance: Count | None = None, shared: bool = False, **sizes: int
+        self, *, basis: PositiveInt = 16, max_distance: PositiveInt | None = None, shared: bool = False, **sizes: int
     ) -> None:
         super().__init__(**sizes)
         self.max_distance = min(1024, self.max_len) if max_distance is None else max_distance
@@ -108,15 +110,15 @@ class RelativeProjection(PositionalEncoding, name="relative-projection"):
         super().reset_parameters()
         nn.init.normal_(self.bank, std=0.02)
 
-    def note(self, x: Stream, before: Earlier | None = None) -> Notes:
+    def key_features(self, x: Stream, cached: CachedFeatures | None = None) -> KeyFeatures:
         return kit.linear(self.mix, x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
-    def bias(self, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
-        mixed = seen.own_notes()
+    def bias(self, q_positions: Positions, k_positions: Positions, inputs: AttentionInputs) -> PairMatrix:
+        mixture = inputs.query_features()
         offsets = kit.offsets_between(q_positions, k_positions)
-        kit.require_whole("RelativeProjection", offsets)
-        curves = F.pad(mixed @ self.bank.to(mixed.dtype), (1, 1))  # a column of zeros at either end
-        return at_each(curves, offsets.clamp(-1, self.max_distance) + 1)
+        kit.require_integers("RelativeProjection", offsets)
+        curves = F.pad(mixture @ self.bank.to(mixture.dtype), (1, 1))  # a column of zeros at either end
+        return gather_per_row(curves, offsets.clamp(-1, self.max_distance) + 1)
 
 
 class CumulativeBias(PositionalEncoding):
@@ -143,42 +145,45 @@ class CumulativeBias(PositionalEncoding):
         """The bias at a distance from a query of the given weight."""
         return -distance
 
-    def note(self, x: Stream, before: Earlier | None = None) -> Notes:
+    def key_features(self, x: Stream, cached: CachedFeatures | None = None) -> KeyFeatures:
         totals = self.steps(x).to(torch.float64).cumsum(-1)
-        if before is not None:
-            totals = totals + before[:, :, -1:, 0]
+        if cached is not None:
+            totals = totals + cached[:, :, -1:, 0]
         weights = self.weights(x)
         return torch.stack((totals,) if weights is None else (totals, weights.to(totals.dtype)), dim=-1)
 
-    def bias(self, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
-        own, totals, weights = self._sums(seen)
-        dtype = kit.widened(seen.q.dtype)
-        return self.penalty((own - totals).abs().to(dtype), None if weights is None else weights.to(dtype))
+    def bias(self, q_positions: Positions, k_positions: Positions, inputs: AttentionInputs) -> PairMatrix:
+        query_totals, totals, weights = self._totals(inputs)
+        dtype = kit.wide_dtype(inputs.q.dtype)
+        return self.penalty((query_totals - totals).abs().to(dtype), None if weights is None else weights.to(dtype))
 
-    def _sums(self, seen: Seen) -> tuple[Float[Tensor, "B H Nq 1"], Float[Tensor, "B H _Nq Nk"], Tensor | None]:
+    def _totals(
+        self, inputs: AttentionInputs
+    ) -> tuple[Float[Tensor, "B H Nq 1"], Float[Tensor, "B H _Nq Nk"], Tensor | None]:
         """c at each query and key, over the tokens that the query sees, and the queries' weights."""
-        notes = seen.own_notes()
-        own, totals = notes[..., :1], seen.features[..., 0].unsqueeze(-2)
-        counts = seen.visible() if seen.is_scattered() else None
-        if counts is None and seen.padding is not None:
-            counts = ~seen.padding[:, None, None, :]
-        if counts is not None:
+        features = inputs.query_features()
+        query_totals, totals = features[..., :1], inputs.features[..., 0].unsqueeze(-2)
+        counted = inputs.visible_mask() if inputs.is_scattered() else None
+        if counted is None and inputs.padding is not None:
+            counted = ~inputs.padding[:, None, None, :]
+        if counted is not None:
             steps = totals.diff(dim=-1, prepend=torch.zeros_like(totals[..., :1]))
-            totals = torch.where(counts, steps, 0.0).cumsum(-1)
-            own = totals.take_along_dim(seen.own_index(), dim=-1)
-        return own, totals, notes[..., 1:] if notes.shape[-1] > 1 else None
+            totals = torch.where(counted, steps, 0.0).cumsum(-1)
+            query_totals = totals.take_along_dim(inputs.row_index(), dim=-1)
+        return query_totals, totals, features[..., 1:] if features.shape[-1] > 1 else None
 
     def bias_product(
-        self, q_positions: Positions, k_positions: Positions, seen: Seen
+        self, q_positions: Positions, k_positions: Positions, inputs: AttentionInputs
     ) -> tuple[Float[Tensor, "B H Nq 1"], Float[Tensor, "B H Nk 1"]]:
-        own, totals, weights = self._sums(seen)
-        return (torch.ones_like(own) if weights is None else weights), (totals - own[..., :1, :]).transpose(-2, -1)
+        query_totals, totals, weights = self._totals(inputs)
+        weights = torch.ones_like(query_totals) if weights is None else weights
+        return weights, (totals - query_totals[..., :1, :]).transpose(-2, -1)
 
-    def score_mod(self, q_positions: Positions, k_positions: Positions, seen: Seen) -> ScoreMod:
-        totals = seen.features[..., 0]
+    def score_mod(self, q_positions: Positions, k_positions: Positions, inputs: AttentionInputs) -> ScoreMod:
+        totals = inputs.features[..., 0]
         large = totals.float()
         small = (totals - large).detach().float()  # two float32 numbers hold what one would round away
-        weights = seen.features[..., 1].float() if seen.features.shape[-1] > 1 else None
+        weights = inputs.features[..., 1].float() if inputs.features.shape[-1] > 1 else None
 
         def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             distance = large[batch, head, query] - large[batch, head, key]
@@ -202,14 +207,14 @@ class FoX(CumulativeBias, name="fox"):
     citation = "Lin et al. 2025, arXiv 2503.02130"
     formula = r"b_{ij} = \sum_{m=j+1}^{i} \log \sigma(w_h^\top x_m + b_h)"
 
-    def __init__(self, *, bias_init: Finite = 0.0, **sizes: int) -> None:
+    def __init__(self, *, bias_init: FiniteFloat = 0.0, **sizes: int) -> None:
         super().__init__(**sizes)
         self.gate = nn.Linear(self.d_model, self.num_heads)
-        self.starts(kit.normal(0.02), self.gate.weight)
-        self.starts(partial(nn.init.constant_, val=bias_init), self.gate.bias)
+        self.initialise(kit.normal_init(0.02), self.gate.weight)
+        self.initialise(partial(nn.init.constant_, val=bias_init), self.gate.bias)
 
     def steps(self, x: Stream) -> Float[Tensor, "B H N"]:
-        return -F.logsigmoid(by_head(self.gate, x))
+        return -F.logsigmoid(linear_per_head(self.gate, x))
 
 
 class CABLE(CumulativeBias, name="cable"):
@@ -245,15 +250,15 @@ class CABLE(CumulativeBias, name="cable"):
         self.stride = nn.Linear(self.d_model, self.num_heads)
         self.weight = nn.Linear(self.d_model, self.num_heads) if weighted else None
         for layer in [self.stride] if self.weight is None else [self.stride, self.weight]:
-            self.starts(kit.normal(0.02), layer.weight)
-            self.starts(nn.init.zeros_, layer.bias)
+            self.initialise(kit.normal_init(0.02), layer.weight)
+            self.initialise(nn.init.zeros_, layer.bias)
 
     def steps(self, x: Stream) -> Float[Tensor, "B H N"]:
-        z = by_head(self.stride, x)
+        z = linear_per_head(self.stride, x)
         return F.relu(z) if self.step == "relu" else F.softplus(z)
 
     def weights(self, x: Stream) -> Float[Tensor, "B H N"] | None:
-        return None if self.weight is None else F.softplus(by_head(self.weight, x))
+        return None if self.weight is None else F.softplus(linear_per_head(self.weight, x))
 
     def penalty(self, distance: Tensor, weight: Tensor | None) -> Tensor:
         if self.kernelised:
@@ -261,9 +266,9 @@ class CABLE(CumulativeBias, name="cable"):
         return -distance if weight is None else -weight * distance
 
 
-def by_head(layer: nn.Linear, x: Stream) -> Float[Tensor, "B H N"]:
+def linear_per_head(layer: nn.Linear, x: Stream) -> Float[Tensor, "B H N"]:
     """One number per head and token, in float32 or, for float64, float64."""
-    return kit.linear(layer, x.to(kit.widened(x.dtype))).transpose(1, 2)
+    return kit.linear(layer, x.to(kit.wide_dtype(x.dtype))).transpose(1, 2)
 
 
 class _ContentRotation(PositionalEncoding):
@@ -279,14 +284,16 @@ class _ContentRotation(PositionalEncoding):
         self.pairing: Pairing = pairing
         self.frequencies = self.register_exact("frequencies", kit.rotary_frequencies(self.head_dim, base))
 
-    def angles(self, notes: Notes, seen: Seen) -> Float[Tensor, "B H N n"]:
+    def angles(self, features: KeyFeatures, inputs: AttentionInputs) -> Float[Tensor, "B H N n"]:
         """The angles of all keys, in float64."""
         raise NotImplementedError
 
-    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions, *, seen: Seen) -> Turned:
-        angles = self.angles(seen.features, seen)
-        own = replace(seen, notes=angles).own_notes()
-        return turn_by(q, own, self.pairing), turn_by(k, angles, self.pairing)
+    def rotate(
+        self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions, *, inputs: AttentionInputs
+    ) -> RotatedQK:
+        angles = self.angles(inputs.features, inputs)
+        query_angles = replace(inputs, key_features=angles).query_features()
+        return rotate_by(q, query_angles, self.pairing), rotate_by(k, angles, self.pairing)
 
 
 class CARoPE(_ContentRotation, name="carope"):
@@ -316,7 +323,7 @@ class CARoPE(_ContentRotation, name="carope"):
         self,
         *,
         start: Literal["rope", "printed"] = "rope",
-        base: Annotated[float, Limits(over=1)] = 10000.0,
+        base: Annotated[float, Range(above=1)] = 10000.0,
         pairing: Pairing = "interleaved",
         **sizes: int,
     ) -> None:
@@ -327,21 +334,21 @@ class CARoPE(_ContentRotation, name="carope"):
             constant = softplus + (-torch.expm1(-softplus)).log()
         self.start = self.register_exact("start", constant)
         self.powers = self.register_exact("powers", torch.arange(self.head_dim // 2, dtype=torch.float64))
-        self.weight = self.learned((self.num_heads, self.d_model), nn.init.zeros_)
+        self.weight = self.new_parameter((self.num_heads, self.d_model), nn.init.zeros_)
 
-    def note(self, x: Stream, before: Earlier | None = None) -> Notes:
-        wide = kit.widened(x.dtype)
+    def key_features(self, x: Stream, cached: CachedFeatures | None = None) -> KeyFeatures:
+        wide = kit.wide_dtype(x.dtype)
         with kit.without_autocast(x):
-            chosen = F.linear(x.to(wide), self.weight.to(wide)).transpose(1, 2).unsqueeze(-1)
-        step = 1 / (F.softplus(chosen.to(torch.float64) + self.start, threshold=40) + 1)
+            projected = F.linear(x.to(wide), self.weight.to(wide)).transpose(1, 2).unsqueeze(-1)
+        step = 1 / (F.softplus(projected.to(torch.float64) + self.start, threshold=40) + 1)
         angles = (step**self.powers).cumsum(-2)
-        return angles if before is None else angles + before[:, :, -1:]
+        return angles if cached is None else angles + cached[:, :, -1:]
 
-    def angles(self, notes: Notes, seen: Seen) -> Float[Tensor, "B H N n"]:
-        seen.require_run(self)
-        if seen.padding is None:
-            return notes
-        return seen.sums(notes.diff(dim=-2, prepend=torch.zeros_like(notes[:, :, :1])))
+    def angles(self, features: KeyFeatures, inputs: AttentionInputs) -> Float[Tensor, "B H N n"]:
+        inputs.require_contiguous_keys(self)
+        if inputs.padding is None:
+            return features
+        return inputs.cumulative_sums(features.diff(dim=-2, prepend=torch.zeros_like(features[:, :, :1])))
 
 
 class SelectiveRoPE(_ContentRotation, name="selective-rope"):
@@ -375,8 +382,8 @@ class SelectiveRoPE(_ContentRotation, name="selective-rope"):
     def __init__(
         self,
         *,
-        rank: Count = 16,
-        conv_size: Count | None = 4,
+        rank: PositiveInt = 16,
+        conv_size: PositiveInt | None = 4,
         activation: Literal["silu", "none"] = "silu",
         gate: bool = True,
         bias: bool = False,
@@ -393,30 +400,31 @@ class SelectiveRoPE(_ContentRotation, name="selective-rope"):
         self.taps = self.register_exact("taps", torch.tensor([-1.0, 1.0], dtype=torch.float64).expand(1, 1, 2))
         shape = (self.num_heads, self.head_dim // 2, conv_size or 0)
         bound = (conv_size or 1) ** -0.5  # as torch initialises convolutions of one channel
-        self.conv = None if conv_size is None else self.learned(shape, partial(nn.init.uniform_, a=-bound, b=bound))
+        uniform = partial(nn.init.uniform_, a=-bound, b=bound)
+        self.conv = None if conv_size is None else self.new_parameter(shape, uniform)
         self.gate = nn.Linear(self.d_model, self.num_heads) if gate else None
-        self.constant = self.learned((self.num_heads, 1, self.head_dim // 2), nn.init.zeros_) if bias else None
+        self.constant = self.new_parameter((self.num_heads, 1, self.head_dim // 2), nn.init.zeros_) if bias else None
 
-    def note(self, x: Stream, before: Earlier | None = None) -> Notes:
-        slices = x.to(kit.widened(x.dtype)).unflatten(-1, (self.num_heads, -1))
+    def key_features(self, x: Stream, cached: CachedFeatures | None = None) -> KeyFeatures:
+        slices = x.to(kit.wide_dtype(x.dtype)).unflatten(-1, (self.num_heads, -1))
         normed = (slices * (slices.square().sum(-1, keepdim=True) + EPS).rsqrt()).flatten(-2)
         phi = kit.linear(self.up, kit.linear(self.down, normed)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         if self.gate is None:
             return phi
         return torch.cat((phi, kit.linear(self.gate, normed).sigmoid().transpose(1, 2).unsqueeze(-1)), dim=-1)
 
-    def angles(self, notes: Notes, seen: Seen) -> Float[Tensor, "B H N n"]:
-        seen.require_run(self)
-        phi = notes[..., : self.head_dim // 2]
+    def angles(self, features: KeyFeatures, inputs: AttentionInputs) -> Float[Tensor, "B H N n"]:
+        inputs.require_contiguous_keys(self)
+        phi = features[..., : self.head_dim // 2]
         taps = self.taps.to(phi.dtype) if self.conv is None else self.conv.to(phi.dtype)
-        steps = kit.short_convolution(phi, taps, seen.texts, seen.padding)
+        steps = kit.short_convolution(phi, taps, inputs.document_ids, inputs.padding)
         if self.activation == "silu" and self.conv is not None:
             steps = F.silu(steps)
         if self.constant is not None:
             steps = steps + self.constant.to(steps.dtype).exp()
         if self.gate is not None:
-            steps = steps * notes[..., -1:]
-        return seen.sums(steps.to(torch.float64)) * self.frequencies
+            steps = steps * features[..., -1:]
+        return inputs.cumulative_sums(steps.to(torch.float64)) * self.frequencies
 
 
 class RePo(_ContentRotation, name="repo"):
@@ -438,21 +446,21 @@ class RePo(_ContentRotation, name="repo"):
     )
 
     def __init__(
-        self, *, width: Count | None = None, base: float = 500000.0, pairing: Pairing = "half", **sizes: int
+        self, *, width: PositiveInt | None = None, base: float = 500000.0, pairing: Pairing = "half", **sizes: int
     ) -> None:
         super().__init__(base=base, pairing=pairing, **sizes)
         width = max(1, self.d_model // 8) if width is None else width
         self.gate, self.content = (nn.Linear(self.d_model, width, bias=False) for _ in range(2))
         self.place_of = nn.Linear(width, self.num_heads, bias=False)
-        self.starts(kit.normal(0.02), self.gate.weight, self.content.weight, self.place_of.weight)
+        self.initialise(kit.normal_init(0.02), self.gate.weight, self.content.weight, self.place_of.weight)
 
-    def note(self, x: Stream, before: Earlier | None = None) -> Notes:
-        wide = x.to(kit.widened(x.dtype))
+    def key_features(self, x: Stream, cached: CachedFeatures | None = None) -> KeyFeatures:
+        wide = x.to(kit.wide_dtype(x.dtype))
         hidden = F.silu(kit.linear(self.gate, wide)) * kit.linear(self.content, wide)
         return kit.linear(self.place_of, hidden).transpose(1, 2).unsqueeze(-1)
 
-    def angles(self, notes: Notes, seen: Seen) -> Float[Tensor, "B H N n"]:
-        return notes.to(torch.float64) * self.frequencies
+    def angles(self, features: KeyFeatures, inputs: AttentionInputs) -> Float[Tensor, "B H N n"]:
+        return features.to(torch.float64) * self.frequencies
 
 
 class TAPA(PositionalEncoding, name="tapa"):
@@ -492,23 +500,25 @@ class TAPA(PositionalEncoding, name="tapa"):
     ) -> None:
         super().__init__(**sizes)
         self.alpha, self.phase = alpha, phase
-        self.first = round(share * self.head_dim)
-        if not 1 <= self.first < self.head_dim:
+        self.amplitude_dim = round(share * self.head_dim)
+        if not 1 <= self.amplitude_dim < self.head_dim:
             raise invalid("share", "leave amplitude and phase a dimension each", share)
 
-    def transform_logits(self, logits: Pairs, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
-        wide = kit.widened(seen.q.dtype)
-        split = (self.first, self.head_dim - self.first)
-        (q_first, q_last), (k_first, k_last) = (x.to(wide).split(split, dim=-1) for x in (seen.q, seen.k))
-        amplitude = q_first @ k_first.mT * (seen.scale * math.sqrt(self.head_dim / self.first))
+    def transform_logits(
+        self, logits: PairMatrix, q_positions: Positions, k_positions: Positions, inputs: AttentionInputs
+    ) -> PairMatrix:
+        wide = kit.wide_dtype(inputs.q.dtype)
+        split = (self.amplitude_dim, self.head_dim - self.amplitude_dim)
+        (q_first, q_last), (k_first, k_last) = (x.to(wide).split(split, dim=-1) for x in (inputs.q, inputs.k))
+        amplitude = q_first @ k_first.mT * (inputs.scale * math.sqrt(self.head_dim / self.amplitude_dim))
         q_last, k_last = q_last.to(torch.float64), k_last.to(torch.float64)
         if self.phase == "quadratic":
             phase = q_last @ k_last.mT
         else:
             phase = q_last.sum(-1).unsqueeze(-1) + k_last.sum(-1).unsqueeze(-2)
         distance = kit.offsets_between(q_positions, k_positions).abs().to(torch.float64).unsqueeze(-3)
-        turns = distance**self.alpha / math.sqrt(split[1]) * phase
-        return (amplitude * torch.cos(2 * math.pi * turns).to(wide)).to(logits.dtype)
+        cycles = distance**self.alpha / math.sqrt(split[1]) * phase
+        return (amplitude * torch.cos(2 * math.pi * cycles).to(wide)).to(logits.dtype)
 
 
 def accumulate(
@@ -519,7 +529,7 @@ def accumulate(
     rows: Int[Tensor, "*B Nq"],
     *,
     block: int = BLOCK,
-) -> Pairs:
+) -> PairMatrix:
     """q_i^T H_i H_{i-1} ... H_{j+1} k_j with H_m = I - beta_m w_m w_m^T, for each query's row i and every key j.
 
     Blocks of keys are processed from last to first, and each query is updated block by block: after keys e to
@@ -534,21 +544,21 @@ def accumulate(
     count = k.shape[-2]
     block = min(block, count)
     blocks = -(-count // block)
-    short = blocks * block - count
-    k, w = (F.pad(x, (0, 0, 0, short)).unflatten(2, (blocks, block)) for x in (k, w))
-    scaled = F.pad(beta, (0, short)).unflatten(2, (blocks, block)).unsqueeze(-1) * w
+    pad = blocks * block - count
+    k, w = (F.pad(x, (0, 0, 0, pad)).unflatten(2, (blocks, block)) for x in (k, w))
+    scaled = F.pad(beta, (0, pad)).unflatten(2, (blocks, block)).unsqueeze(-1) * w
     right = torch.cat(((scaled @ k.transpose(-2, -1)).tril(-1), scaled), dim=-1)
     # only entries strictly below the diagonal are read
-    undone = torch.linalg.solve_triangular(scaled @ w.transpose(-2, -1), right, upper=False, unitriangular=True)
-    both = torch.cat((w, k), dim=-2).transpose(-2, -1)
-    passed = torch.arange(blocks * block, device=rows.device) <= rows.unsqueeze(-1)
-    passed = (passed if passed.ndim == 2 else passed.unsqueeze(1)).split(block, dim=-1)
+    solved = torch.linalg.solve_triangular(scaled @ w.transpose(-2, -1), right, upper=False, unitriangular=True)
+    wk = torch.cat((w, k), dim=-2).transpose(-2, -1)
+    is_past = torch.arange(blocks * block, device=rows.device) <= rows.unsqueeze(-1)
+    is_past = (is_past if is_past.ndim == 2 else is_past.unsqueeze(1)).split(block, dim=-1)
     scores = []
     for n in reversed(range(blocks)):
-        along, plain = (q @ both[:, :, n]).split(block, dim=-1)
-        corrections, moved = (along.masked_fill(~passed[n], 0.0) @ undone[:, :, n]).split((block, q.shape[-1]), dim=-1)
-        scores.append(plain - corrections)
-        q = q - moved
+        q_w, q_k = (q @ wk[:, :, n]).split(block, dim=-1)
+        corrections, update = (q_w.masked_fill(~is_past[n], 0.0) @ solved[:, :, n]).split((block, q.shape[-1]), dim=-1)
+        scores.append(q_k - corrections)
+        q = q - update
     return torch.cat(scores[::-1], dim=-1)[..., :count]
 
 
@@ -581,7 +591,7 @@ class PaTH(PositionalEncoding, name="path"):
         self,
         *,
         rank: int | None = 32,
-        conv_size: Count = 3,
+        conv_size: PositiveInt = 3,
         activation: Literal["silu", "none"] = "silu",
         **sizes: int,
     ) -> None:
@@ -595,32 +605,34 @@ class PaTH(PositionalEncoding, name="path"):
         self.conv = nn.Conv1d(width, width, conv_size, groups=width, bias=False)
         self.strength = nn.Linear(self.d_model, self.num_heads)
 
-    def note(self, x: Stream, before: Earlier | None = None) -> Notes:
+    def key_features(self, x: Stream, cached: CachedFeatures | None = None) -> KeyFeatures:
         low = x if self.down is None else kit.linear(self.down, x)
         direction = kit.linear(self.up, low).unflatten(-1, (self.num_heads, -1))
         return torch.cat((direction, kit.linear(self.strength, x).unsqueeze(-1)), dim=-1).transpose(1, 2)
 
     def transformations(
         self,
-        notes: Float[Tensor, "B H N c"],
-        texts: Int[Tensor, "B N"] | None = None,
+        features: Float[Tensor, "B H N c"],
+        document_ids: Int[Tensor, "B N"] | None = None,
         padding: Bool[Tensor, "B N"] | None = None,
     ) -> tuple[Float[Tensor, "B H N d"], Float[Tensor, "B H N"]]:
-        """w, of norm 1, and beta of every key, in the dtype of the notes; ``texts`` and ``padding`` as in `Seen`."""
-        taps = self.conv.weight.to(notes.dtype).view(self.num_heads, self.head_dim, -1)
-        w = kit.short_convolution(notes[..., : self.head_dim], taps, texts, padding)
+        """w, of norm 1, and beta of every key, in the dtype of the features; arguments as in `AttentionInputs`."""
+        taps = self.conv.weight.to(features.dtype).view(self.num_heads, self.head_dim, -1)
+        w = kit.short_convolution(features[..., : self.head_dim], taps, document_ids, padding)
         if self.activation == "silu":
             w = F.silu(w)
-        beta = 2 * notes[..., self.head_dim].sigmoid()
+        beta = 2 * features[..., self.head_dim].sigmoid()
         beta = beta if padding is None else beta.masked_fill(padding.unsqueeze(1), 0.0)
         return w * (w.square().sum(-1, keepdim=True) + EPS).rsqrt(), beta
 
-    def score(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions, *, seen: Seen) -> Pairs:
-        seen.require_run(self)
-        wide = kit.widened(q.dtype)
+    def score(
+        self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions, *, inputs: AttentionInputs
+    ) -> PairMatrix:
+        inputs.require_contiguous_keys(self)
+        wide = kit.wide_dtype(q.dtype)
         with kit.without_autocast(q):
-            w, beta = self.transformations(seen.features.to(wide), seen.texts, seen.padding)
-            return accumulate(q.to(wide), k.to(wide), w, beta, seen.rows).to(q.dtype)
+            w, beta = self.transformations(inputs.features.to(wide), inputs.document_ids, inputs.padding)
+            return accumulate(q.to(wide), k.to(wide), w, beta, inputs.rows).to(q.dtype)
 
 
 class PaTHFoX(PaTH, name="path-fox"):
@@ -638,10 +650,10 @@ class PaTHFoX(PaTH, name="path-fox"):
         super().__init__(**inherited)
         self.gate = nn.Linear(self.d_model, self.num_heads)
 
-    def note(self, x: Stream, before: Earlier | None = None) -> Notes:
-        return torch.cat((super().note(x), kit.linear(self.gate, x).transpose(1, 2).unsqueeze(-1)), dim=-1)
+    def key_features(self, x: Stream, cached: CachedFeatures | None = None) -> KeyFeatures:
+        return torch.cat((super().key_features(x), kit.linear(self.gate, x).transpose(1, 2).unsqueeze(-1)), dim=-1)
 
-    def bias(self, q_positions: Positions, k_positions: Positions, *, seen: Seen) -> Pairs:
-        sums = seen.sums(F.logsigmoid(seen.features[..., -1:].double()))
-        own = replace(seen, notes=sums).own_notes()
-        return (own - sums.transpose(-2, -1)).clamp(max=0.0).to(kit.widened(seen.features.dtype))
+    def bias(self, q_positions: Positions, k_positions: Positions, *, inputs: AttentionInputs) -> PairMatrix:
+        gate_sums = inputs.cumulative_sums(F.logsigmoid(inputs.features[..., -1:].double()))
+        query_sums = replace(inputs, key_features=gate_sums).query_features()
+        return (query_sums - gate_sums.transpose(-2, -1)).clamp(max=0.0).to(kit.wide_dtype(inputs.features.dtype))

@@ -16,13 +16,13 @@ from toeplens.encodings import kit
 from toeplens.encodings.additive import Sinusoidal
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.rotary import Pairing, Rotary
-from toeplens.encodings.shapes import Frequencies, Keys, Positions, Queries, Stream, Turned
-from toeplens.ground import InputError, invalid
-from toeplens.ground.options import Count, Limits, NotNegative, Positive
+from toeplens.encodings.shapes import Frequencies, Keys, Positions, Queries, RotatedQK, Stream
+from toeplens.utils import InputError, invalid
+from toeplens.utils.options import NonNegative, Positive, PositiveInt, Range
 
 
-class OnGrid:
-    """Positions with several coordinates, [N, axes] or [B, N, axes], or token indices [N], which `place` converts.
+class GridPositions:
+    """Positions with several coordinates, [N, axes] or [B, N, axes], or token indices [N] (see `to_positions`).
 
     With a ``grid``, token indices are raster indices (the last axis runs fastest; indices beyond the grid continue
     along the first axis). Without one, all coordinates equal the index, as for text among images. The offset i - j is
@@ -34,9 +34,10 @@ class OnGrid:
 
     def set_grid(self, axes: int, grid: Sequence[int] | None) -> None:
         """Set the number of coordinates and the sizes of the grid."""
-        self.axes, self.grid = axes, None if grid is None else _sizes("grid", grid, axes, f"{axes} positive sizes")
+        self.axes = axes
+        self.grid = None if grid is None else _check_sizes("grid", grid, axes, f"{axes} positive sizes")
 
-    def place(self, tokens: Int[Tensor, "*B N"]) -> Positions:
+    def to_positions(self, tokens: Int[Tensor, "*B N"]) -> Positions:
         if self.axes == 1:
             return tokens
         if self.grid is None:
@@ -49,11 +50,11 @@ class OnGrid:
 
     def coordinates(self, positions: Positions) -> Float[Tensor, "*B N axes"]:
         """The coordinates in float64, also for token indices."""
-        placed = self.place(positions) if positions.ndim == 1 else positions
-        return (placed if self.axes > 1 else placed.unsqueeze(-1)).to(torch.float64)
+        grid_positions = self.to_positions(positions) if positions.ndim == 1 else positions
+        return (grid_positions if self.axes > 1 else grid_positions.unsqueeze(-1)).to(torch.float64)
 
 
-class _Coordinates(OnGrid, Rotary):
+class _CoordinateRotation(GridPositions, Rotary):
     """A rotation by angles that are linear in a position's coordinates.
 
     Each pair of dimensions is rotated by one coordinate, ``axis_of[t]``, unless a subclass defines `phases`.
@@ -74,21 +75,21 @@ class _Coordinates(OnGrid, Rotary):
             self.axis_of = self.register_exact("axis_of", torch.tensor(axis_of))
 
     def phases(self, positions: Positions, frequencies: Frequencies) -> Float[Tensor, "*B H N n"]:
-        return phases_along(self.coordinates(positions), self.axis_of, frequencies)
+        return axis_phases(self.coordinates(positions), self.axis_of, frequencies)
 
     def kernel(self, offsets: Int[Tensor, "D *axes"]) -> Complex[Tensor, "H n D"] | None:
         """The rotation at offsets [D, axes], or [D] (the same along all axes; None with a grid)."""
         return None if offsets.ndim == 1 and self.grid is not None else super().kernel(offsets)
 
 
-def phases_along(
+def axis_phases(
     coordinates: Float[Tensor, "*B N axes"], axis_of: Int[Tensor, "n"], frequencies: Frequencies
 ) -> Float[Tensor, "*B H N n"]:
     """The angles of pairs that each use one coordinate."""
     return coordinates.index_select(-1, axis_of).unsqueeze(-3) * frequencies.unsqueeze(-2)
 
 
-class AxialRoPE(_Coordinates, name="axial-rope"):
+class AxialRoPE(_CoordinateRotation, name="axial-rope"):
     """Axial RoPE: each axis rotates its own pairs (Su 2021 blog; Fang et al. 2023, EVA-02; Flux; RoPE-ViT).
 
     The pairs of axis 0 come first. RoPE-ViT's base is 100, that of Flux and EVA-02 10000. Published code differs in how
@@ -143,7 +144,7 @@ class AxialRoPE(_Coordinates, name="axial-rope"):
         super().__init__(torch.cat(spectra).unsqueeze(0), axis_of, axes=axes, grid=grid, pairing=pairing, **sizes)
 
 
-class MRoPE(_Coordinates, name="mrope"):
+class MRoPE(_CoordinateRotation, name="mrope"):
     """Multimodal RoPE: the head's frequencies are divided among time, height and width (Wang et al. 2024, Qwen2-VL).
 
     Text tokens have three equal coordinates, which makes it plain RoPE. The caller provides the coordinates of images
@@ -193,17 +194,17 @@ def axes_of_pairs(field: str, sections: Sequence[int], pairs: int, interleaved: 
         return [axis for axis, n in enumerate(sections) for _ in range(n)]
     axis_of = [0] * pairs
     for axis in (1, 2):
-        own = range(axis, pairs, 3)[: sections[axis]]
-        if len(own) < sections[axis]:
+        axis_pairs = range(axis, pairs, 3)[: sections[axis]]
+        if len(axis_pairs) < sections[axis]:
             side = ("height", "width")[axis - 1]
-            must = f"have {len(own)} {side} pairs when {pairs} pairs are interleaved"
+            must = f"have {len(axis_pairs)} {side} pairs when {pairs} pairs are interleaved"
             raise invalid(field, must, list(sections))
-        for t in own:
+        for t in axis_pairs:
             axis_of[t] = axis
     return axis_of
 
 
-class RoPEMixed(_Coordinates, name="rope-mixed"):
+class RoPEMixed(_CoordinateRotation, name="rope-mixed"):
     """RoPE-Mixed: every pair is rotated by both coordinates, with frequencies learned per head (Heo et al. 2024).
 
     The angle is x . omega_t, with omega_t a learned vector. The vectors start with lengths base^(-4t/d), t = 0..d/4 -
@@ -245,8 +246,8 @@ class RoPEMixed(_Coordinates, name="rope-mixed"):
         return rows * along_rows + columns * along_columns
 
 
-class PlaneBias(OnGrid, PositionalEncoding):
-    """A bias that depends on the row offset and the column offset; subclasses define `at`.
+class PlaneBias(GridPositions, PositionalEncoding):
+    """A bias that depends on the row offset and the column offset; subclasses define `bias_at`.
 
     Arguments
         window  rows and columns of Swin's attention window
@@ -258,29 +259,29 @@ class PlaneBias(OnGrid, PositionalEncoding):
 
     def __init__(self, *, window: Sequence[int], grid: Sequence[int] | None = None, **sizes: int) -> None:
         super().__init__(**sizes)
-        self.window = _sizes("window", window)
-        self.set_grid(2, _sizes("grid", window if grid is None else grid))
+        self.window = _check_sizes("window", window)
+        self.set_grid(2, _check_sizes("grid", window if grid is None else grid))
 
-    def at(self, rows: Int[Tensor, "*D"], columns: Int[Tensor, "*D"]) -> Float[Tensor, "H *D"]:
+    def bias_at(self, rows: Int[Tensor, "*D"], columns: Int[Tensor, "*D"]) -> Float[Tensor, "H *D"]:
         """The bias at offsets of rows and columns, which are broadcast against each other."""
         raise NotImplementedError
 
     def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*B H Nq Nk"]:
-        q, k = (self.place(p) if p.ndim == 1 else p for p in (q_positions, k_positions))
-        bias = self.at(*(kit.offsets_between(q[..., axis], k[..., axis]) for axis in range(2)))
+        q, k = (self.to_positions(p) if p.ndim == 1 else p for p in (q_positions, k_positions))
+        bias = self.bias_at(*(kit.offsets_between(q[..., axis], k[..., axis]) for axis in range(2)))
         return bias if bias.ndim == 3 else bias.movedim(0, 1)
 
     def kernel(self, offsets: Int[Tensor, "D *axes"]) -> Float[Tensor, "H D"] | None:
         """The bias at offsets [D, 2] of rows and columns; None for offsets [D] of token indices."""
-        return None if offsets.ndim == 1 else self.at(*offsets.unbind(-1))
+        return None if offsets.ndim == 1 else self.bias_at(*offsets.unbind(-1))
 
 
-def _sizes(
-    field: str, given: Sequence[int], axes: int = 2, must: str = "two positive sizes, rows and columns"
+def _check_sizes(
+    field: str, sizes: Sequence[int], axes: int = 2, must: str = "two positive sizes, rows and columns"
 ) -> tuple[int, ...]:
-    if len(given) != axes or not all(isinstance(size, int) and size > 0 for size in given):
-        raise invalid(field, f"be {must}", list(given))
-    return tuple(given)
+    if len(sizes) != axes or not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise invalid(field, f"be {must}", list(sizes))
+    return tuple(sizes)
 
 
 class Swin(PlaneBias, name="swin"):
@@ -299,13 +300,13 @@ class Swin(PlaneBias, name="swin"):
     citation = "Liu et al. 2021, arXiv 2103.14030"
     formula = r"b_{ij} = B_{h,\, i_1 - j_1,\, i_2 - j_2}"
 
-    def __init__(self, *, window: Sequence[int] = (7, 7), init_std: NotNegative = 0.02, **inherited: Any) -> None:
+    def __init__(self, *, window: Sequence[int] = (7, 7), init_std: NonNegative = 0.02, **inherited: Any) -> None:
         super().__init__(window=window, **inherited)
         start = partial(nn.init.trunc_normal_, std=init_std) if init_std else nn.init.zeros_
-        self.weight = self.learned(((2 * self.window[0] - 1) * (2 * self.window[1] - 1), self.num_heads), start)
+        self.weight = self.new_parameter(((2 * self.window[0] - 1) * (2 * self.window[1] - 1), self.num_heads), start)
 
-    def at(self, rows: Int[Tensor, "*D"], columns: Int[Tensor, "*D"]) -> Float[Tensor, "H *D"]:
-        kit.require_whole("Swin", rows)
+    def bias_at(self, rows: Int[Tensor, "*D"], columns: Int[Tensor, "*D"]) -> Float[Tensor, "H *D"]:
+        kit.require_integers("Swin", rows)
         last_row, last_column = (size - 1 for size in self.window)
         row = rows.clamp(-last_row, last_row) + last_row
         column = columns.clamp(-last_column, last_column) + last_column
@@ -341,17 +342,18 @@ class SwinV2(PlaneBias, name="swin-v2"):
         *,
         window: Sequence[int] = (8, 8),
         pretrained_window: Sequence[int] | None = None,
-        hidden: Count = 512,
+        hidden: PositiveInt = 512,
         cosine: bool = False,
         **inherited: Any,
     ) -> None:
         super().__init__(window=window, **inherited)
-        self.divided_by = _sizes("pretrained_window", self.window if pretrained_window is None else pretrained_window)
+        reference = self.window if pretrained_window is None else pretrained_window
+        self.reference_window = _check_sizes("pretrained_window", reference)
         self.pair_width = 1 + 2 * hidden // self.num_heads
         self.inward, self.outward = nn.Linear(2, hidden), nn.Linear(hidden, self.num_heads, bias=False)
         self.log_factor: nn.Parameter | None = None
         if cosine:
-            self.log_factor = self.learned((self.num_heads,), partial(nn.init.constant_, val=math.log(10)))
+            self.log_factor = self.new_parameter((self.num_heads,), partial(nn.init.constant_, val=math.log(10)))
             self.also_couples, self.scale_terms = ("rotation",), 0
         else:
             self.unused_hooks = {"rotate"}
@@ -363,62 +365,64 @@ class SwinV2(PlaneBias, name="swin-v2"):
             nn.init.trunc_normal_(layer.weight, std=0.02)
         nn.init.zeros_(self.inward.bias)
 
-    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> RotatedQK:
         if self.log_factor is None:
             return q, k
-        wide = kit.widened(q.dtype)
+        wide = kit.wide_dtype(q.dtype)
         factor = self.log_factor.to(wide).clamp(max=math.log(100)).exp()[:, None, None]
         return (F.normalize(q.to(wide), dim=-1) * factor).to(q.dtype), F.normalize(k.to(wide), dim=-1).to(k.dtype)
 
-    def at(self, rows: Int[Tensor, "*D"], columns: Int[Tensor, "*D"]) -> Float[Tensor, "H *D"]:
-        return kit.on_distinct(self._network, rows, columns)
+    def bias_at(self, rows: Int[Tensor, "*D"], columns: Int[Tensor, "*D"]) -> Float[Tensor, "H *D"]:
+        return kit.evaluate_distinct(self._network, rows, columns)
 
     def _network(self, rows: Int[Tensor, "*D"], columns: Int[Tensor, "*D"]) -> Float[Tensor, "H *D"]:
-        wide = kit.widened(self.outward.weight.dtype)
-        shares = [8 * x.double() / max(1, size - 1) for x, size in zip((rows, columns), self.divided_by, strict=True)]
-        spaced = torch.stack([x.sign() * x.abs().log1p() / math.log(8) for x in shares], dim=-1)
-        return 16 * kit.linear(self.outward, F.relu(kit.linear(self.inward, spaced.to(wide)))).sigmoid().movedim(-1, 0)
+        wide = kit.wide_dtype(self.outward.weight.dtype)
+        offsets = zip((rows, columns), self.reference_window, strict=True)
+        scaled = [8 * x.double() / max(1, size - 1) for x, size in offsets]
+        log_offsets = torch.stack([x.sign() * x.abs().log1p() / math.log(8) for x in scaled], dim=-1)
+        out = kit.linear(self.outward, F.relu(kit.linear(self.inward, log_offsets.to(wide))))
+        return 16 * out.sigmoid().movedim(-1, 0)
 
 
-By = Literal["path", "depth"]
-_AtLeast2 = Annotated[int, Limits(at_least=2)]
+TreeRelation = Literal["path", "depth"]
+_AtLeast2 = Annotated[int, Range(at_least=2)]
 
 
 class TreePositions(PositionalEncoding):
     """An encoding whose positions are paths: branch numbers from the root, 1 to ``branching``, then 0s.
 
     A path has ``max_depth`` coordinates; positions are [N, max_depth] or [B, N, max_depth]. A token index i means
-    node i of the complete tree, counted level by level from the root, 0 (`place`).
+    node i of the complete tree, counted level by level from the root, 0 (`to_positions`).
     """
 
     bounded = True
     toeplitz = False
 
     def __init__(
-        self, *, branching: _AtLeast2 = 2, max_depth: _AtLeast2 | None = None, by: By = "path", **sizes: int
+        self, *, branching: _AtLeast2 = 2, max_depth: _AtLeast2 | None = None, by: TreeRelation = "path", **sizes: int
     ) -> None:
         super().__init__(**sizes)
         self.branching, self.by = branching, by
         if max_depth is None:
             max_depth = 2
-            while self._nodes(max_depth) < self.max_len:
+            while self._node_count(max_depth) < self.max_len:
                 max_depth += 1
         self.max_depth = self.axes = max_depth
 
-    def _nodes(self, depth: int) -> int:
+    def _node_count(self, depth: int) -> int:
         return (self.branching ** (depth + 1) - 1) // (self.branching - 1)
 
-    def place(self, tokens: Int[Tensor, "*B N"]) -> Int[Tensor, "*B N axes"]:
+    def to_positions(self, tokens: Int[Tensor, "*B N"]) -> Int[Tensor, "*B N axes"]:
         """The path of node i of the complete tree, counted level by level; node i's parent is (i - 1) // branching."""
-        most = self._nodes(self.max_depth) - 1
+        limit = self._node_count(self.max_depth) - 1
         tree = f"branching {self.branching} and max_depth {self.max_depth}"
-        kit.require_between(f"be from 0 to {most} with {tree}", tokens, most)
-        upwards = []
+        kit.require_between(f"be from 0 to {limit} with {tree}", tokens, limit)
+        branches = []
         for _ in range(self.max_depth):
-            below = tokens > 0
-            upwards.append(torch.where(below, (tokens - 1) % self.branching + 1, 0))
-            tokens = torch.where(below, (tokens - 1) // self.branching, 0)
-        return turned_round(torch.stack(upwards, dim=-1))
+            is_below_root = tokens > 0
+            branches.append(torch.where(is_below_root, (tokens - 1) % self.branching + 1, 0))
+            tokens = torch.where(is_below_root, (tokens - 1) // self.branching, 0)
+        return reverse_paths(torch.stack(branches, dim=-1))
 
     def check_positions(self, positions: Positions) -> None:
         """Raise `InputError` for anything but paths of this tree."""
@@ -432,7 +436,7 @@ class TreePositions(PositionalEncoding):
     def paths(self, positions: Positions) -> Int[Tensor, "*B N axes"]:
         """Checked paths; token indices [N] are converted."""
         if positions.ndim == 1:
-            return self.place(positions)
+            return self.to_positions(positions)
         self.check_positions(positions)
         return positions
 
@@ -442,21 +446,21 @@ def depths(paths: Int[Tensor, "*B N axes"]) -> Int[Tensor, "*B N"]:
     return (paths > 0).sum(-1)
 
 
-def turned_round(paths: Int[Tensor, "*B N axes"]) -> Int[Tensor, "*B N axes"]:
+def reverse_paths(paths: Int[Tensor, "*B N axes"]) -> Int[Tensor, "*B N axes"]:
     """Convert paths from the root to paths to the root, or back; trailing 0s stay."""
-    place = torch.arange(paths.shape[-1], device=paths.device)
-    source = depths(paths).unsqueeze(-1) - 1 - place
+    level = torch.arange(paths.shape[-1], device=paths.device)
+    source = depths(paths).unsqueeze(-1) - 1 - level
     return torch.where(source >= 0, paths.gather(-1, source.clamp(min=0)), 0)
 
 
 def tree_distances(a: Int[Tensor, "*#B Nq axes"], b: Int[Tensor, "*#B Nk axes"]) -> Int[Tensor, "*B Nq Nk"]:
     """Number of edges between two nodes, through their lowest common ancestor."""
     distances = depths(a).unsqueeze(-1) + depths(b).unsqueeze(-2)
-    together = torch.ones_like(distances, dtype=torch.bool)
+    shares_path = torch.ones_like(distances, dtype=torch.bool)
     for branch_a, branch_b in zip(a.unbind(-1), b.unbind(-1), strict=True):
         branch_a = branch_a.unsqueeze(-1)
-        together = together & (branch_a == branch_b.unsqueeze(-2)) & (branch_a > 0)
-        distances = distances - 2 * together
+        shares_path = shares_path & (branch_a == branch_b.unsqueeze(-2)) & (branch_a > 0)
+        distances = distances - 2 * shares_path
     return distances
 
 
@@ -493,18 +497,18 @@ class Syntactic(TreePositions, name="syntactic"):
         if copies < 1:
             must = f"be small enough that {branching} one-hot branches per level fit in d_model ({self.d_model})"
             raise invalid("max_depth", must, self.max_depth)
-        self.raw_decay = self.learned((copies,), partial(nn.init.uniform_, a=0.7, b=0.999))
+        self.raw_decay = self.new_parameter((copies,), partial(nn.init.uniform_, a=0.7, b=0.999))
 
     def table(self, positions: Positions) -> Float[Tensor, "*B N d_model"]:
         """The vectors of paths."""
         paths = self.paths(positions)
         if self.by == "depth":
             return self.sinusoid.table(depths(paths))
-        raw = self.raw_decay.to(kit.widened(self.raw_decay.dtype))
-        steps = torch.arange(self.max_depth, device=raw.device).unsqueeze(-1)
-        weights = raw.tanh() ** steps * (math.sqrt(self.d_model / 2) / raw.cosh())  # 1 - tanh^2 = 1 / cosh^2
-        numbers = torch.arange(1, self.branching + 1, device=paths.device)
-        stack = turned_round(paths).unsqueeze(-1) == numbers
+        decay = self.raw_decay.to(kit.wide_dtype(self.raw_decay.dtype))
+        steps = torch.arange(self.max_depth, device=decay.device).unsqueeze(-1)
+        weights = decay.tanh() ** steps * (math.sqrt(self.d_model / 2) / decay.cosh())  # 1 - tanh^2 = 1 / cosh^2
+        branches = torch.arange(1, self.branching + 1, device=paths.device)
+        stack = reverse_paths(paths).unsqueeze(-1) == branches
         vectors = (stack.unsqueeze(-1) * weights.unsqueeze(1)).flatten(-3)
         return F.pad(vectors, (0, self.d_model - vectors.shape[-1]))
 
@@ -533,12 +537,14 @@ class SyntacticBias(TreePositions, name="syntactic-bias"):
     citation = "Ying et al. 2021, arXiv 2106.05234"
     formula = r"q_i^\top k_j / \sqrt{d} + b_{\mathrm{dist}(i, j)}"
 
-    def __init__(self, *, max_distance: Count | None = None, init_std: NotNegative = 0.02, **inherited: Any) -> None:
+    def __init__(
+        self, *, max_distance: PositiveInt | None = None, init_std: NonNegative = 0.02, **inherited: Any
+    ) -> None:
         super().__init__(**inherited)
         sides = 1 if self.by == "path" else 2
         self.max_distance = self.max_depth * (3 - sides) if max_distance is None else max_distance
         values = sides * self.max_distance + 1
-        self.weight = self.learned((values, self.num_heads), kit.normal(init_std))
+        self.weight = self.new_parameter((values, self.num_heads), kit.normal_init(init_std))
 
     def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*H_Nq_Nk"]:
         a, b = self.paths(q_positions), self.paths(k_positions)

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings.shapes import Positions
-from toeplens.ground import invalid
-from toeplens.ground.options import Count, Limits, must_be
+from toeplens.utils import invalid
+from toeplens.utils.options import PositiveInt, Range, check_value
 
-Kind = Literal["bool", "integer", "real", "float"]
-PRECISE = (torch.float32, torch.float64)  # dtypes in which a bias may be part of a product of queries and keys
+TensorKind = Literal["bool", "integer", "real", "float"]
+FULL_PRECISION = (torch.float32, torch.float64)  # dtypes in which a bias may be part of a product of queries and keys
 
 
 def offsets_between(q_positions: Positions, k_positions: Positions) -> Int[Tensor, "*B Nq Nk"]:
@@ -33,23 +33,25 @@ def rotary_frequencies(rotary_dim: int, base: float) -> Float[Tensor, "n"]:
     return base ** -(torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
 
 
-def on_distinct(function: Callable[..., Float[Tensor, "H *D"]], *offsets: Int[Tensor, "*D"]) -> Float[Tensor, "H *D"]:
+def evaluate_distinct(
+    function: Callable[..., Float[Tensor, "H *D"]], *offsets: Int[Tensor, "*D"]
+) -> Float[Tensor, "H *D"]:
     """A function of integer offsets, evaluated once per distinct offset where finding those is cheap."""
     first = offsets[0]
     if first.device.type != "cpu" or torch.compiler.is_compiling() or first.is_floating_point() or not first.numel():
         return function(*offsets)
-    lows = [int(each.min()) for each in offsets]
-    every = [torch.arange(low, int(each.max()) + 1) for low, each in zip(lows, offsets, strict=True)]
-    if 2 * math.prod(map(len, every)) > first.numel():
+    lows = [int(offset.min()) for offset in offsets]
+    ranges = [torch.arange(low, int(offset.max()) + 1) for low, offset in zip(lows, offsets, strict=True)]
+    if 2 * math.prod(map(len, ranges)) > first.numel():
         return function(*offsets)
-    table = function(*torch.meshgrid(*every, indexing="ij"))
-    return table[:, *(each - low for low, each in zip(lows, offsets, strict=True))]
+    table = function(*torch.meshgrid(*ranges, indexing="ij"))
+    return table[:, *(offset - low for low, offset in zip(lows, offsets, strict=True))]
 
 
 def short_convolution(
     x: Float[Tensor, "B H N c"],
     taps: Float[Tensor, "_H _c size"],
-    texts: Int[Tensor, "B N"] | None,
+    document_ids: Int[Tensor, "B N"] | None,
     padding: Bool[Tensor, "B N"] | None = None,
 ) -> Float[Tensor, "B H N c"]:
     """A causal depthwise convolution over tokens; the last tap is the token itself.
@@ -59,25 +61,25 @@ def short_convolution(
     if padding is not None:
         order = padding.to(torch.uint8).argsort(dim=-1, stable=True)
         x = x.take_along_dim(order[:, None, :, None], dim=2)
-        mixed = short_convolution(x, taps, None if texts is None else texts.gather(-1, order))
-        return mixed.take_along_dim(order.argsort(dim=-1)[:, None, :, None], dim=2)
-    mixed = x * taps[:, None, :, -1]
-    for back in range(1, min(taps.shape[-1], x.shape[2])):
-        earlier = x[:, :, :-back] * taps[:, None, :, -1 - back]
-        if texts is not None:
-            earlier = earlier * (texts[:, back:] == texts[:, :-back])[:, None, :, None]
-        mixed = mixed + F.pad(earlier, (0, 0, back, 0))
-    return mixed
+        out = short_convolution(x, taps, None if document_ids is None else document_ids.gather(-1, order))
+        return out.take_along_dim(order.argsort(dim=-1)[:, None, :, None], dim=2)
+    out = x * taps[:, None, :, -1]
+    for lag in range(1, min(taps.shape[-1], x.shape[2])):
+        shifted = x[:, :, :-lag] * taps[:, None, :, -1 - lag]
+        if document_ids is not None:
+            shifted = shifted * (document_ids[:, lag:] == document_ids[:, :-lag])[:, None, :, None]
+        out = out + F.pad(shifted, (0, 0, lag, 0))
+    return out
 
 
-def is_mapped() -> bool:
+def is_in_transform() -> bool:
     """Whether this runs inside `torch.func.vmap` or another of its transforms."""
     return torch._C._are_functorch_transforms_active()
 
 
 def is_readable(x: Tensor) -> bool:
     """Whether values can be read: not in a compiler, a transform of `torch.func`, or the capture of a CUDA graph."""
-    if torch.compiler.is_compiling() or is_mapped():
+    if torch.compiler.is_compiling() or is_in_transform():
         return False
     return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
@@ -87,22 +89,22 @@ def phases_of(positions: Positions, frequencies: Float[Tensor, "*_H n"]) -> Floa
     return positions.to(torch.float64)[..., None, :, None] * frequencies.unsqueeze(-2)
 
 
-def sum_from(x: Float[Tensor, "*B n"]) -> Float[Tensor, "*B n"]:
+def reverse_cumsum(x: Float[Tensor, "*B n"]) -> Float[Tensor, "*B n"]:
     """The reversed cumulative sum: each entry plus those after it."""
     return x.flip(-1).cumsum(-1).flip(-1)
 
 
-def turns(phases: Float[Tensor, "*H n D"], magnitude: float = 1.0) -> Complex[Tensor, "*H n D"]:
+def complex_exp(phases: Float[Tensor, "*H n D"], magnitude: float = 1.0) -> Complex[Tensor, "*H n D"]:
     """Complex numbers e^(i phase)."""
     return torch.polar(torch.full_like(phases, magnitude), phases)
 
 
-def normal(std: float, mean: float = 0.0) -> Callable[[Tensor], Tensor]:
+def normal_init(std: float, mean: float = 0.0) -> Callable[[Tensor], Tensor]:
     """An initialiser with normally distributed values."""
     return partial(nn.init.normal_, mean=mean, std=std)
 
 
-def widened(dtype: torch.dtype) -> torch.dtype:
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """float64 for float64, otherwise float32: bfloat16 cannot represent all integers over 256."""
     return torch.promote_types(dtype, torch.float32)
 
@@ -118,8 +120,8 @@ def product_dtype(x: Tensor) -> torch.dtype:
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """A context with autocast, which would round positions, off on the device of ``x``."""
     device = x.device.type
-    on = device != "meta" and torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if on else nullcontext()
+    is_enabled = device != "meta" and torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if is_enabled else nullcontext()
 
 
 def linear(layer: nn.Module, x: Float[Tensor, "*B i"]) -> Float[Tensor, "*B o"]:
@@ -129,25 +131,25 @@ def linear(layer: nn.Module, x: Float[Tensor, "*B i"]) -> Float[Tensor, "*B o"]:
         return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
 
 
-def require_whole(who: str, positions: Tensor) -> None:
+def require_integers(owner: str, positions: Tensor) -> None:
     """Raise `InputError` for positions or offsets that are not integers. Checks only the dtype, at no cost."""
     if positions.is_floating_point():
-        raise invalid("positions", f"be integers for {who}", positions.dtype)
+        raise invalid("positions", f"be integers for {owner}", positions.dtype)
 
 
-def require_between(must: str, positions: Tensor, most: int) -> None:
-    """Raise `InputError` for values that are not from 0 to ``most``, where they can be read."""
+def require_between(must: str, positions: Tensor, limit: int) -> None:
+    """Raise `InputError` for values that are not from 0 to ``limit``, where they can be read."""
     if positions.numel() and is_readable(positions):
         low, high = int(positions.min()), int(positions.max())
-        if low < 0 or high > most:
-            raise invalid("positions", must, high if high > most else low)
+        if low < 0 or high > limit:
+            raise invalid("positions", must, high if high > limit else low)
 
 
-def require_even(field: str, value: int, why: str = "a rotation takes dimensions in pairs") -> None:
+def require_even(field: str, value: int, reason: str = "a rotation takes dimensions in pairs") -> None:
     """Raise `InputError` for an odd size."""
-    must_be(field, value, int)
+    check_value(field, value, int)
     if value % 2 or value < 2:
-        raise invalid(field, f"be even and at least 2, as {why}", value)
+        raise invalid(field, f"be even and at least 2, as {reason}", value)
 
 
 def require_train_length(length: int | None, max_len: int) -> int:
@@ -161,16 +163,16 @@ def require_train_length(length: int | None, max_len: int) -> int:
 def require_count(**values: Any) -> None:
     """Raise `InputError` unless the values are integers of at least 1."""
     for field, value in values.items():
-        must_be(field, value, Count)
+        check_value(field, value, PositiveInt)
 
 
 def require_number(field: str, value: Any, **limits: float) -> float:
-    """Raise `InputError` unless the value is a finite number within its `Limits`."""
-    must_be(field, value, Annotated[float, Limits(**limits)])
+    """Raise `InputError` unless the value is a finite number within its `Range`."""
+    check_value(field, value, Annotated[float, Range(**limits)])
     return value
 
 
-def require_tensor(field: str, x: Any, kind: Kind, shape: Sequence[int | str] | None = None) -> None:
+def require_tensor(field: str, x: Any, kind: TensorKind, shape: Sequence[int | str] | None = None) -> None:
     """Raise `InputError` unless ``x`` is a tensor of this kind and shape; a word in ``shape`` means any size."""
     fits = False
     if isinstance(x, Tensor):
@@ -180,15 +182,15 @@ def require_tensor(field: str, x: Any, kind: Kind, shape: Sequence[int | str] | 
     if shape is not None and fits:
         fits = len(shape) == x.ndim and all(isinstance(n, str) or n == x.shape[i] for i, n in enumerate(shape))
     if not fits:
-        of = "" if shape is None else f" of shape [{', '.join(map(str, shape))}]"
+        shape_text = "" if shape is None else f" of shape [{', '.join(map(str, shape))}]"
         got = f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         article = "an" if kind == "integer" else "a"
-        raise invalid(field, f"be {article} {kind} tensor{of}", got=got)
+        raise invalid(field, f"be {article} {kind} tensor{shape_text}", got=got)
 
 
-def require_indices(field: str, given: Any, count: int) -> None:
+def require_indices(field: str, indices: Any, count: int) -> None:
     """Raise `InputError` unless the list has distinct indices below ``count``."""
-    must_be(field, given, Sequence[int])
-    fits = not isinstance(given, Tensor) and all(isinstance(index, int) and 0 <= index < count for index in given)
-    if not fits or len(set(given)) != len(given):
-        raise invalid(field, f"be different indices from 0 to {count - 1}", given)
+    check_value(field, indices, Sequence[int])
+    fits = not isinstance(indices, Tensor) and all(isinstance(index, int) and 0 <= index < count for index in indices)
+    if not fits or len(set(indices)) != len(indices):
+        raise invalid(field, f"be different indices from 0 to {count - 1}", indices)

@@ -14,23 +14,23 @@ from torch.nn import functional as F
 
 from toeplens.encodings import kit
 from toeplens.encodings.additive import FIRE, T5, ALiBi, KerpleLog, RelativeTable
-from toeplens.encodings.base import PositionalEncoding, Seen
+from toeplens.encodings.base import AttentionInputs, PositionalEncoding
 from toeplens.encodings.rotary import RoPE
-from toeplens.encodings.shapes import Keys, Pairs, Positions, Queries, Turned
-from toeplens.ground import InputError, choose, invalid
-from toeplens.ground.options import Count, Limits, NotNegative
+from toeplens.encodings.shapes import Keys, PairMatrix, Positions, Queries, RotatedQK
+from toeplens.utils import InputError, choose, invalid
+from toeplens.utils.options import NonNegative, PositiveInt, Range
 
 
-def at_each(table: Float[Tensor, "B H N R"], index: Int[Tensor, "*B N M"]) -> Float[Tensor, "B H N M"]:
+def gather_per_row(table: Float[Tensor, "B H N R"], index: Int[Tensor, "*B N M"]) -> Float[Tensor, "B H N M"]:
     """For every row of ``table``, its entries at that row's indices, the same for all heads."""
     return table.gather(-1, index.unsqueeze(-3).expand(*table.shape[:-1], index.shape[-1]))
 
 
-def _indicators(index: Int[Tensor, "D"], count: int) -> Complex[Tensor, "1 n D"]:
+def _one_hot_kernel(index: Int[Tensor, "D"], count: int) -> Complex[Tensor, "1 n D"]:
     return F.one_hot(index, count).T.unsqueeze(0).to(torch.complex128)
 
 
-def _each_xavier(tables: Float[Tensor, "H R d"]) -> None:
+def _xavier_per_table(tables: Float[Tensor, "H R d"]) -> None:
     for table in tables:
         nn.init.xavier_uniform_(table)
 
@@ -59,7 +59,7 @@ class Shaw(PositionalEncoding, name="shaw"):
     def __init__(
         self,
         *,
-        max_distance: Annotated[int, Limits(at_least=0)] = 16,
+        max_distance: Annotated[int, Range(at_least=0)] = 16,
         on_values: bool = True,
         shared_heads: bool = True,
         shared: bool = False,
@@ -68,29 +68,32 @@ class Shaw(PositionalEncoding, name="shaw"):
         super().__init__(**sizes)
         self.max_distance, self.shared = max_distance, shared
         shape = (1 if shared_heads else self.num_heads, 2 * max_distance + 1, self.head_dim)
-        self.keys = self.learned(shape, _each_xavier)
-        self.values = self.learned(shape, _each_xavier) if on_values else None
+        self.keys = self.new_parameter(shape, _xavier_per_table)
+        self.values = self.new_parameter(shape, _xavier_per_table) if on_values else None
 
-    def index(self, offsets: Int[Tensor, "*D"]) -> Int[Tensor, "*D"]:
+    def table_rows(self, offsets: Int[Tensor, "*D"]) -> Int[Tensor, "*D"]:
         """The table row of each offset i - j."""
-        kit.require_whole("Shaw", offsets)
+        kit.require_integers("Shaw", offsets)
         return (-offsets).clamp(-self.max_distance, self.max_distance) + self.max_distance
 
-    def transform_logits(self, logits: Pairs, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
-        products = seen.q @ self.keys.to(seen.q.dtype).transpose(-2, -1)
-        return logits + seen.scale * at_each(products, self.index(kit.offsets_between(q_positions, k_positions)))
+    def transform_logits(
+        self, logits: PairMatrix, q_positions: Positions, k_positions: Positions, inputs: AttentionInputs
+    ) -> PairMatrix:
+        products = inputs.q @ self.keys.to(inputs.q.dtype).transpose(-2, -1)
+        rows = self.table_rows(kit.offsets_between(q_positions, k_positions))
+        return logits + inputs.scale * gather_per_row(products, rows)
 
-    def add_values(self, weights: Pairs, q_positions: Positions, k_positions: Positions) -> Queries | None:
+    def add_values(self, weights: PairMatrix, q_positions: Positions, k_positions: Positions) -> Queries | None:
         if self.values is None:
             return None
-        index = self.index(kit.offsets_between(q_positions, k_positions)).unsqueeze(-3).expand(weights.shape)
-        wide = weights.to(kit.widened(weights.dtype))
+        index = self.table_rows(kit.offsets_between(q_positions, k_positions)).unsqueeze(-3).expand(weights.shape)
+        wide = weights.to(kit.wide_dtype(weights.dtype))
         sums = wide.new_zeros(*weights.shape[:-1], self.values.shape[-2]).scatter_add(-1, index, wide)
         return sums.to(weights.dtype) @ self.values.to(weights.dtype)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "1 n D"]:
         """The functions of the offset that queries weight: per table row, 1 where the offset uses it, otherwise 0."""
-        return _indicators(self.index(offsets), self.keys.shape[-2])
+        return _one_hot_kernel(self.table_rows(offsets), self.keys.shape[-2])
 
 
 class TransformerXL(PositionalEncoding, name="transformer-xl"):
@@ -121,26 +124,29 @@ class TransformerXL(PositionalEncoding, name="transformer-xl"):
         kit.require_even("d_model", self.d_model, "a sinusoid takes dimensions in pairs of sine and cosine")
         self.frequencies = self.register_exact("frequencies", kit.rotary_frequencies(self.d_model, base))
         self.tied_biases = tied_biases
-        self.weight = self.learned((self.num_heads, self.head_dim, self.d_model), kit.normal(0.02))
-        self.u, self.v = (self.learned((self.num_heads, 1, self.head_dim), kit.normal(0.02)) for _ in range(2))
+        self.weight = self.new_parameter((self.num_heads, self.head_dim, self.d_model), kit.normal_init(0.02))
+        shape = (self.num_heads, 1, self.head_dim)
+        self.u, self.v = (self.new_parameter(shape, kit.normal_init(0.02)) for _ in range(2))
 
     def for_layer(self, layer: int) -> PositionalEncoding:
-        own = super().for_layer(layer)
+        layer_copy = super().for_layer(layer)
         if self.tied_biases:
-            assert isinstance(own, TransformerXL)
-            own.u, own.v = self.u, self.v
-        return own
+            assert isinstance(layer_copy, TransformerXL)
+            layer_copy.u, layer_copy.v = self.u, self.v
+        return layer_copy
 
-    def transform_logits(self, logits: Pairs, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
-        dtype = kit.widened(seen.q.dtype)
+    def transform_logits(
+        self, logits: PairMatrix, q_positions: Positions, k_positions: Positions, inputs: AttentionInputs
+    ) -> PairMatrix:
+        dtype = kit.wide_dtype(inputs.q.dtype)
         weight, u, v = (parameter.to(dtype) for parameter in (self.weight, self.u, self.v))
-        on_sin, on_cos = ((seen.q.to(dtype) + v) @ weight).chunk(2, dim=-1)
+        on_sin, on_cos = ((inputs.q.to(dtype) + v) @ weight).chunk(2, dim=-1)
         q_sin, q_cos = self._tables(q_positions, dtype)
         k_sin, k_cos = self._tables(k_positions, dtype)
-        of_query = torch.cat((on_sin * q_sin + on_cos * q_cos, on_cos * q_sin - on_sin * q_cos), dim=-1)
-        of_key = torch.cat((k_cos, k_sin), dim=-1)
-        added = of_query @ of_key.transpose(-2, -1) + u @ seen.k.to(dtype).transpose(-2, -1)
-        return (logits + seen.scale * added).to(logits.dtype)
+        query_terms = torch.cat((on_sin * q_sin + on_cos * q_cos, on_cos * q_sin - on_sin * q_cos), dim=-1)
+        key_terms = torch.cat((k_cos, k_sin), dim=-1)
+        terms = query_terms @ key_terms.transpose(-2, -1) + u @ inputs.k.to(dtype).transpose(-2, -1)
+        return (logits + inputs.scale * terms).to(logits.dtype)
 
     def _tables(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         phases = (positions.to(torch.float64).unsqueeze(-1) * self.frequencies).unsqueeze(-3)
@@ -148,7 +154,7 @@ class TransformerXL(PositionalEncoding, name="transformer-xl"):
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "1 n D"]:
         """e^(i delta theta_t), whose real and imaginary parts are the functions of the offset that content weights."""
-        return kit.turns(self.frequencies.unsqueeze(-1) * offsets.to(torch.float64)).unsqueeze(0)
+        return kit.complex_exp(self.frequencies.unsqueeze(-1) * offsets.to(torch.float64)).unsqueeze(0)
 
 
 class DeBERTa(PositionalEncoding, name="deberta"):
@@ -178,7 +184,7 @@ class DeBERTa(PositionalEncoding, name="deberta"):
     def __init__(
         self,
         *,
-        max_distance: Count | None = None,
+        max_distance: PositiveInt | None = None,
         position_buckets: int | None = None,
         terms: Sequence[str] = ("c2p", "p2c"),
         p2c_index: Literal["paper", "released"] = "paper",
@@ -189,28 +195,28 @@ class DeBERTa(PositionalEncoding, name="deberta"):
         self.position_buckets = position_buckets
         if position_buckets is not None:
             kit.require_even("position_buckets", position_buckets, "half of them are exact offsets")
-            most = 2 * (self.max_distance - 1)
-            if position_buckets >= most:
-                raise invalid("position_buckets", f"be under 2 * (max_distance - 1) = {most}", position_buckets)
+            limit = 2 * (self.max_distance - 1)
+            if position_buckets >= limit:
+                raise invalid("position_buckets", f"be under 2 * (max_distance - 1) = {limit}", position_buckets)
         self.terms = tuple(choose("terms", term, ("c2p", "p2c")) for term in terms)
         if not self.terms or len(set(self.terms)) != len(self.terms):
             raise invalid("terms", "be 'c2p', 'p2c', or both, each once", list(terms))
         self.scale_terms = 1 + len(self.terms)
         self.p2c_index = p2c_index
         self.span = self.max_distance if position_buckets is None else position_buckets
-        self.table = self.learned((2 * self.span, self.d_model), kit.normal(0.02))
-        shape = (self.num_heads, self.d_model, self.head_dim)
-        self.projections = nn.ParameterDict({term: self.learned(shape, kit.normal(0.02)) for term in self.terms})
+        self.table = self.new_parameter((2 * self.span, self.d_model), kit.normal_init(0.02))
+        shape, init = (self.num_heads, self.d_model, self.head_dim), kit.normal_init(0.02)
+        self.projections = nn.ParameterDict({term: self.new_parameter(shape, init) for term in self.terms})
 
     def for_layer(self, layer: int) -> PositionalEncoding:
-        own = super().for_layer(layer)
-        assert isinstance(own, DeBERTa)
-        own.table = self.table
-        return own
+        layer_copy = super().for_layer(layer)
+        assert isinstance(layer_copy, DeBERTa)
+        layer_copy.table = self.table
+        return layer_copy
 
-    def index(self, offsets: Int[Tensor, "*D"]) -> Int[Tensor, "*D"]:
+    def table_rows(self, offsets: Int[Tensor, "*D"]) -> Int[Tensor, "*D"]:
         """The table row of each offset."""
-        kit.require_whole("DeBERTa", offsets)
+        kit.require_integers("DeBERTa", offsets)
         if self.position_buckets is not None:
             middle = self.position_buckets // 2
             distance = offsets.abs().clamp(min=middle).to(torch.float64)
@@ -219,14 +225,16 @@ class DeBERTa(PositionalEncoding, name="deberta"):
             offsets = torch.where(offsets.abs() <= middle, offsets, far)
         return (offsets + self.span).clamp(0, 2 * self.span - 1)
 
-    def transform_logits(self, logits: Pairs, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
+    def transform_logits(
+        self, logits: PairMatrix, q_positions: Positions, k_positions: Positions, inputs: AttentionInputs
+    ) -> PairMatrix:
         if "c2p" in self.terms:
-            index = self.index(kit.offsets_between(q_positions, k_positions))
-            logits = logits + seen.scale * at_each(self._products("c2p", seen.q), index)
+            index = self.table_rows(kit.offsets_between(q_positions, k_positions))
+            logits = logits + inputs.scale * gather_per_row(self._products("c2p", inputs.q), index)
         if "p2c" in self.terms:
-            back = kit.offsets_between(k_positions, q_positions)
-            index = self.index(back if self.p2c_index == "paper" else -back)
-            logits = logits + seen.scale * at_each(self._products("p2c", seen.k), index).mT
+            reversed_offsets = kit.offsets_between(k_positions, q_positions)
+            index = self.table_rows(reversed_offsets if self.p2c_index == "paper" else -reversed_offsets)
+            logits = logits + inputs.scale * gather_per_row(self._products("p2c", inputs.k), index).mT
         return logits
 
     def _products(self, term: str, x: Float[Tensor, "B H N d"]) -> Float[Tensor, "B H N R"]:
@@ -234,11 +242,11 @@ class DeBERTa(PositionalEncoding, name="deberta"):
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "1 n D"]:
         """The functions of the offset that content weights: 1 where an offset or its negative uses a row, else 0."""
-        return torch.cat([_indicators(self.index(side), 2 * self.span) for side in (offsets, -offsets)], dim=1)
+        return torch.cat([_one_hot_kernel(self.table_rows(side), 2 * self.span) for side in (offsets, -offsets)], dim=1)
 
 
 _BASES = {"alibi": ALiBi, "kerple-log": KerpleLog, "fire": FIRE, "rope": RoPE, "none": None}
-Base = Literal["alibi", "kerple-log", "fire", "rope", "none"]
+BaseBias = Literal["alibi", "kerple-log", "fire", "rope", "none"]
 
 
 class DAPEv2(PositionalEncoding, name="dape-v2"):
@@ -266,20 +274,22 @@ class DAPEv2(PositionalEncoding, name="dape-v2"):
     citation = "Zheng et al. 2024, arXiv 2410.04798"
     formula = r"S + B + f([S; B]), \; S_{ij} = q_i^\top k_j / \sqrt{d}, \; f \text{ convolves along } j"
 
-    def __init__(self, *, base: Base = "alibi", kernel_size: int = 3, width: Count = 32, **sizes: int) -> None:
+    def __init__(
+        self, *, base: BaseBias = "alibi", kernel_size: int = 3, width: PositiveInt = 32, **sizes: int
+    ) -> None:
         super().__init__(**sizes)
-        kind = _BASES[base]
+        base_class = _BASES[base]
         if kernel_size < 1 or kernel_size % 2 == 0:
             raise invalid("kernel_size", "be odd and at least 1", kernel_size)
-        if kind is None and kernel_size == 1:
+        if base_class is None and kernel_size == 1:
             raise InputError("base must be a bias if the convolutions cover one key, got 'none'.")
-        self.turns = kind is RoPE
-        self.base = kind and (RoPE(pairing="half", **sizes) if self.turns else kind(**sizes))
-        if self.turns:
+        self.uses_rope = base_class is RoPE
+        self.base = base_class and (RoPE(pairing="half", **sizes) if self.uses_rope else base_class(**sizes))
+        if self.uses_rope:
             self.also_couples = ("rotation",)
         else:
             self.unused_hooks = {"rotate"}
-        maps = self.num_heads * (1 if kind is None or self.turns else 2)
+        maps = self.num_heads * (1 if base_class is None or self.uses_rope else 2)
         self.pair_width = 1 + 2 * (maps + width) // self.num_heads
         self.reach = kernel_size - 1  # of both convolutions together, to either side
         self.inward = nn.Conv2d(maps, width, (1, kernel_size))
@@ -291,26 +301,28 @@ class DAPEv2(PositionalEncoding, name="dape-v2"):
         if self.base is not None:
             self.base.reset_parameters()
 
-    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
-        return self.base.rotate(q, k, q_positions, k_positions) if self.base and self.turns else (q, k)
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> RotatedQK:
+        return self.base.rotate(q, k, q_positions, k_positions) if self.base and self.uses_rope else (q, k)
 
-    def transform_logits(self, logits: Pairs, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
-        parts = [logits]
+    def transform_logits(
+        self, logits: PairMatrix, q_positions: Positions, k_positions: Positions, inputs: AttentionInputs
+    ) -> PairMatrix:
+        terms = [logits]
         bias = None if self.base is None else self.base.bias(q_positions, k_positions)
         if bias is not None:
-            parts.append(bias.to(logits.dtype).expand_as(logits))
-        visible = seen.visible()
-        shown = parts if visible is None else [part.masked_fill(~visible, 0.0) for part in parts]
-        maps, order = torch.cat(shown, dim=1), None
-        if self.reach and visible is not None and (seen.mask is not None or seen.padding is not None):
-            hidden = ~visible[(None,) * (4 - visible.ndim)].any(dim=1, keepdim=True)
-            order = hidden.to(torch.uint8).argsort(dim=-1, stable=True)
+            terms.append(bias.to(logits.dtype).expand_as(logits))
+        visible = inputs.visible_mask()
+        masked = terms if visible is None else [part.masked_fill(~visible, 0.0) for part in terms]
+        maps, order = torch.cat(masked, dim=1), None
+        if self.reach and visible is not None and (inputs.mask is not None or inputs.padding is not None):
+            is_hidden = ~visible[(None,) * (4 - visible.ndim)].any(dim=1, keepdim=True)
+            order = is_hidden.to(torch.uint8).argsort(dim=-1, stable=True)
             maps = maps.take_along_dim(order, dim=-1)  # the visible keys, side by side
         maps = F.pad(maps, (self.reach, self.reach))
         refined = _convolve(self.outward, F.leaky_relu(_convolve(self.inward, maps)))
         if order is not None:
             refined = refined.take_along_dim(order.argsort(dim=-1), dim=-1)
-        return sum(parts, refined.to(logits.dtype))
+        return sum(terms, refined.to(logits.dtype))
 
 
 def _convolve(layer: nn.Conv2d, maps: Float[Tensor, "B c Nq m"]) -> Float[Tensor, "B e Nq n"]:
@@ -332,7 +344,7 @@ class DAPE(DAPEv2, name="dape"):
     formula = r"S + B + f([S; B]), \; S_{ij} = q_i^\top k_j / \sqrt{d}, \; f \text{ acts on each } (i, j)"
 
     def __init__(
-        self, *, base: Literal["alibi", "kerple-log", "fire", "rope"] = "alibi", width: Count = 32, **sizes: int
+        self, *, base: Literal["alibi", "kerple-log", "fire", "rope"] = "alibi", width: PositiveInt = 32, **sizes: int
     ) -> None:
         super().__init__(base=base, kernel_size=1, width=width, **sizes)
 
@@ -357,13 +369,13 @@ class URPE(PositionalEncoding, name="urpe"):
     formula = r"\operatorname{softmax}_j(q_i^\top k_j / \sqrt{d} + b_\delta) \, c_\delta"
 
     def __init__(
-        self, *, base: Literal["t5", "relative-table", "none"] = "t5", init_std: NotNegative = 0.0, **sizes: int
+        self, *, base: Literal["t5", "relative-table", "none"] = "t5", init_std: NonNegative = 0.0, **sizes: int
     ) -> None:
         super().__init__(**sizes)
         bases = {"t5": T5, "relative-table": partial(RelativeTable, shared=True), "none": None}
-        kind = bases[base]
+        base_class = bases[base]
         self.init_std = init_std
-        self.base = kind and kind(**sizes)
+        self.base = base_class and base_class(**sizes)
         if self.base is None:
             self.also_couples, self.unused_hooks = (), {"bias"}
         self.factors = RelativeTable(shared=True, **sizes)
@@ -377,7 +389,7 @@ class URPE(PositionalEncoding, name="urpe"):
     def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*H_Nq_Nk"] | None:
         return None if self.base is None else self.base.bias(q_positions, k_positions)
 
-    def transform_weights(self, weights: Pairs, q_positions: Positions, k_positions: Positions) -> Pairs:
+    def transform_weights(self, weights: PairMatrix, q_positions: Positions, k_positions: Positions) -> PairMatrix:
         return weights * self.factors.bias(q_positions, k_positions).to(weights.dtype)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"] | None:
@@ -420,41 +432,45 @@ class StickBreaking(PositionalEncoding, name="stick-breaking"):
         if self.remainder == "own":
             self.also_couples = ()
 
-    def transform_logits(self, logits: Pairs, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
-        z = logits.to(kit.widened(logits.dtype))
-        before, own = _places(seen)
-        left, taken = self._left(z, seen), before | own if self.own else before
-        log_weights = (F.logsigmoid(z) + left[..., 1:]).masked_fill(~taken, -torch.inf)
+    def transform_logits(
+        self, logits: PairMatrix, q_positions: Positions, k_positions: Positions, inputs: AttentionInputs
+    ) -> PairMatrix:
+        z = logits.to(kit.wide_dtype(logits.dtype))
+        before, own_key = _past_and_own(inputs)
+        log_left, takes_part = self._log_remainder(z, inputs), before | own_key if self.own else before
+        log_weights = (F.logsigmoid(z) + log_left[..., 1:]).masked_fill(~takes_part, -torch.inf)
         if not self.own:
-            log_weights = torch.where(own, left[..., :1], log_weights)
+            log_weights = torch.where(own_key, log_left[..., :1], log_weights)
         elif self.remainder == "own":
-            log_weights = torch.where(own, torch.logaddexp(log_weights, left[..., :1]), log_weights)
+            log_weights = torch.where(own_key, torch.logaddexp(log_weights, log_left[..., :1]), log_weights)
         return log_weights.to(logits.dtype)
 
-    def transform_weights(self, weights: Pairs, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
-        own = _places(seen)[1]
+    def transform_weights(
+        self, weights: PairMatrix, q_positions: Positions, k_positions: Positions, inputs: AttentionInputs
+    ) -> PairMatrix:
+        own_key = _past_and_own(inputs)[1]
         if self.own and self.remainder == "dropped":
-            weights = weights * self._sum(seen).to(weights.dtype)
-        elif (visible := seen.visible()) is not None and seen.is_masked:
-            held = (own & visible).any(-1, keepdim=True)
-            weights = weights * torch.where(held, 1.0, self._sum(seen)).to(weights.dtype)
-        return weights if self.own or self.remainder == "own" else weights.masked_fill(own, 0.0)
+            weights = weights * self._weight_sum(inputs).to(weights.dtype)
+        elif (visible := inputs.visible_mask()) is not None and inputs.is_masked:
+            has_own_key = (own_key & visible).any(-1, keepdim=True)
+            weights = weights * torch.where(has_own_key, 1.0, self._weight_sum(inputs)).to(weights.dtype)
+        return weights if self.own or self.remainder == "own" else weights.masked_fill(own_key, 0.0)
 
-    def _left(self, z: Pairs, seen: Seen) -> Float[Tensor, "B H Nq more"]:
+    def _log_remainder(self, z: PairMatrix, inputs: AttentionInputs) -> Float[Tensor, "B H Nq more"]:
         """The log of what each key and all nearer ones leave of the stick; and a last 0, for the whole stick."""
-        before, own = _places(seen)
-        breaking, visible = before | own if self.own else before, seen.visible()
-        breaking = breaking if visible is None else breaking & visible
-        kept = F.logsigmoid(-z).masked_fill(~breaking, 0.0)
-        return F.pad(kit.sum_from(kept), (0, 1))
+        before, own_key = _past_and_own(inputs)
+        takes_part, visible = before | own_key if self.own else before, inputs.visible_mask()
+        takes_part = takes_part if visible is None else takes_part & visible
+        log_left = F.logsigmoid(-z).masked_fill(~takes_part, 0.0)
+        return F.pad(kit.reverse_cumsum(log_left), (0, 1))
 
-    def _sum(self, seen: Seen) -> Float[Tensor, "B H Nq 1"]:
+    def _weight_sum(self, inputs: AttentionInputs) -> Float[Tensor, "B H Nq 1"]:
         """1 - R_i, computed again from queries and keys."""
-        q, k = (x.to(kit.widened(x.dtype)) for x in (seen.q, seen.k))
-        return -torch.expm1(self._left(q @ k.transpose(-2, -1) * seen.scale, seen)[..., :1])
+        q, k = (x.to(kit.wide_dtype(x.dtype)) for x in (inputs.q, inputs.k))
+        return -torch.expm1(self._log_remainder(q @ k.transpose(-2, -1) * inputs.scale, inputs)[..., :1])
 
 
-def _places(seen: Seen) -> tuple[Bool[Tensor, "*B Nq Nk"], Bool[Tensor, "*B Nq Nk"]]:
+def _past_and_own(inputs: AttentionInputs) -> tuple[Bool[Tensor, "*B Nq Nk"], Bool[Tensor, "*B Nq Nk"]]:
     """Which keys are before each query's own, and which is its own, for all heads."""
-    before = replace(seen, rows=seen.rows - 1).past()
-    return before, seen.past() & ~before
+    before = replace(inputs, rows=inputs.rows - 1).causal_mask()
+    return before, inputs.causal_mask() & ~before

@@ -11,93 +11,102 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.composed import Composed, compose, joint_facts
-from toeplens.ground import InputError, choose, invalid, shown
-from toeplens.ground.errors import first_line
+from toeplens.encodings.composed import Composed, compose, joint_attributes
+from toeplens.utils import InputError, choose, invalid, repr_of
+from toeplens.utils.errors import first_line
 
 # the modules of this package, in the order of the list of names
-FAMILIES = ("additive", "rotary", "coordinates", "contextual", "logits", "scaled", "generated", "lengths")
+FAMILIES = (
+    "additive",
+    "rotary",
+    "coordinates",
+    "contextual",
+    "logits",
+    "rope_scaling",
+    "lie_rotations",
+    "length_extrapolation",
+)
 
 
-def _all() -> dict[str, type[PositionalEncoding]]:
-    return _found()[0]
+def _encodings() -> dict[str, type[PositionalEncoding]]:
+    return _load_encodings()[0]
 
 
 @cache
-def _found() -> tuple[dict[str, type[PositionalEncoding]], dict[str, str]]:
+def _load_encodings() -> tuple[dict[str, type[PositionalEncoding]], dict[str, str]]:
     """The encodings by name, and why encodings of other packages cannot be used."""
-    found: dict[str, type[PositionalEncoding]] = {}
+    classes: dict[str, type[PositionalEncoding]] = {}
     for family in FAMILIES:
         module = import_module(f"toeplens.encodings.{family}")
-        for kind in vars(module).values():
-            if isinstance(kind, type) and issubclass(kind, PositionalEncoding) and kind.__module__ == module.__name__:
-                found |= {kind._registered: kind} if kind._registered else {}
-    faults: dict[str, str] = {}
+        for cls in vars(module).values():
+            if isinstance(cls, type) and issubclass(cls, PositionalEncoding) and cls.__module__ == module.__name__:
+                classes |= {cls._registered_name: cls} if cls._registered_name else {}
+    errors: dict[str, str] = {}
     for entry in entry_points(group="toeplens.encodings"):
-        where = f"{entry.value} of the package {'?' if entry.dist is None else entry.dist.name}"
-        if entry.name in found:
-            faults[entry.name] = f"{where} uses a name that is already taken"
-            warnings.warn(f"encoding {entry.name!r}: {faults[entry.name]}", stacklevel=2)
+        origin = f"{entry.value} of the package {'?' if entry.dist is None else entry.dist.name}"
+        if entry.name in classes:
+            errors[entry.name] = f"{origin} uses a name that is already taken"
+            warnings.warn(f"encoding {entry.name!r}: {errors[entry.name]}", stacklevel=2)
             continue
         try:
-            kind = entry.load()
+            encoding_class = entry.load()
         except Exception as error:  # a faulty package must not disable the others
-            faults[entry.name] = f"{where} cannot be loaded ({first_line(error)})"
+            errors[entry.name] = f"{origin} cannot be loaded ({first_line(error)})"
         else:
-            if isinstance(kind, type) and issubclass(kind, PositionalEncoding):
-                found[entry.name] = kind
+            if isinstance(encoding_class, type) and issubclass(encoding_class, PositionalEncoding):
+                classes[entry.name] = encoding_class
             else:
-                faults[entry.name] = f"{where} is not a subclass of PositionalEncoding"
-    return found, faults
+                errors[entry.name] = f"{origin} is not a subclass of PositionalEncoding"
+    return classes, errors
 
 
 def names() -> tuple[str, ...]:
     """The names of all available encodings."""
-    return tuple(_all())
+    return tuple(_encodings())
 
 
-def unusable() -> dict[str, str]:
+def load_errors() -> dict[str, str]:
     """Encodings of other packages that cannot be used: name -> reason."""
-    return dict(_found()[1])
+    return dict(_load_encodings()[1])
 
 
 def package_of(name: str) -> str | None:
     """The other package that provides an encoding, or the first of several joined by ``+``; None for our own."""
-    brought = {entry.name: entry for entry in entry_points(group="toeplens.encodings")}
-    for part in named(name):
-        entry = brought.get(part)
-        if entry is not None and not _all()[part].__module__.startswith("toeplens."):
+    entries = {entry.name: entry for entry in entry_points(group="toeplens.encodings")}
+    for part in split_names(name):
+        entry = entries.get(part)
+        if entry is not None and not _encodings()[part].__module__.startswith("toeplens."):
             return "?" if entry.dist is None else entry.dist.name
     return None
 
 
-def _known(name: str) -> str:
+def _require_known(name: str) -> str:
     """The name, if there is such an encoding."""
-    if name not in _all() and name in unusable():
-        raise InputError(f"encoding: {name!r} cannot be used: {unusable()[name]}.")
-    return choose("encoding", name, _all())
+    if name not in _encodings() and name in load_errors():
+        raise InputError(f"encoding: {name!r} cannot be used: {load_errors()[name]}.")
+    return choose("encoding", name, _encodings())
 
 
-def named(name: str | Sequence[str]) -> tuple[str, ...]:
+def split_names(name: str | Sequence[str]) -> tuple[str, ...]:
     """The names of the encodings that ``name`` stands for: one, or several given as a list or as ``rope + alibi``.
 
     Raises `InputError` for unknown and for repeated names.
     """
-    if isinstance(name, str) and (name in _all() or "+" not in name):
-        return (_known(name),)
-    given = [part.strip() for part in name.split("+")] if isinstance(name, str) else name
-    if not isinstance(given, Sequence) or not given or not all(isinstance(part, str) for part in given):
+    if isinstance(name, str) and (name in _encodings() or "+" not in name):
+        return (_require_known(name),)
+    parts = [part.strip() for part in name.split("+")] if isinstance(name, str) else name
+    if not isinstance(parts, Sequence) or not parts or not all(isinstance(part, str) for part in parts):
         raise invalid("encoding", "be a name or a list of names", name)
-    for part in given:
-        _known(part)
-        if given.count(part) > 1:
-            raise InputError(f"encoding must not name {part!r} twice, got {shown(name)}.")
-    return tuple(given)
+    for part in parts:
+        _require_known(part)
+        if parts.count(part) > 1:
+            raise InputError(f"encoding must not name {part!r} twice, got {repr_of(name)}.")
+    return tuple(parts)
 
 
-def canonical(name: str | Sequence[str]) -> str:
+def canonical_name(name: str | Sequence[str]) -> str:
     """The name as used in specs, tables and labels; several are written ``rope + alibi``, in the order given."""
-    return " + ".join(named(name))
+    return " + ".join(split_names(name))
 
 
 def get(name: str | Sequence[str]) -> type[PositionalEncoding]:
@@ -106,23 +115,24 @@ def get(name: str | Sequence[str]) -> type[PositionalEncoding]:
     For several names, a class that combines them (`toeplens.encodings.compose`), with each one's options under its
     name.
     """
-    parts = named(name)
-    kinds = tuple(_all()[part] for part in parts)
-    return kinds[0] if len(parts) == 1 else _together(parts, kinds)
+    parts = split_names(name)
+    classes = tuple(_encodings()[part] for part in parts)
+    return classes[0] if len(parts) == 1 else _combined_class(parts, classes)
 
 
 @cache
-def _together(parts: tuple[str, ...], kinds: tuple[type[PositionalEncoding], ...]) -> type[PositionalEncoding]:
-    firsts = [f"{part}: {str(inspect.getdoc(kind)).splitlines()[0]}" for part, kind in zip(parts, kinds, strict=True)]
-    every = {f"{part}.{option}": taken for part in parts for option, taken in options(part).items()}
-    facts = {
-        **joint_facts(kinds),
+def _combined_class(parts: tuple[str, ...], classes: tuple[type[PositionalEncoding], ...]) -> type[PositionalEncoding]:
+    docs = zip(parts, map(inspect.getdoc, classes), strict=True)
+    summaries = [f"{part}: {str(doc).splitlines()[0]}" for part, doc in docs]
+    all_options = {f"{part}.{option}": parameter for part in parts for option, parameter in options(part).items()}
+    attributes = {
+        **joint_attributes(classes),
         "toeplitz": False,  # depends on the options; ask a built instance
-        "options": classmethod(lambda cls: dict(every)),
-        "__doc__": "\n\n".join(("Several encodings that act together, each through its own hooks.", *firsts)),
-        "__new__": lambda cls, **given: build(parts, **given),
+        "options": classmethod(lambda cls: dict(all_options)),
+        "__doc__": "\n\n".join(("Several encodings that act together, each through its own hooks.", *summaries)),
+        "__new__": lambda cls, **arguments: build(parts, **arguments),
     }
-    return type("Composed", (Composed,), facts)
+    return type("Composed", (Composed,), attributes)
 
 
 def options(name: str | Sequence[str]) -> dict[str, inspect.Parameter]:
@@ -146,28 +156,28 @@ def build(
     Raises `InputError` for an unknown name or option, and for sizes that the encoding does not support.
     """
     sizes = {"d_model": d_model, "num_heads": num_heads, "head_dim": head_dim, "max_len": max_len}
-    parts = named(name)
-    together = len(parts) > 1
-    kind, label = get(name), canonical(name)
-    known = dict.fromkeys(parts) if together else kind.options()
+    parts = split_names(name)
+    is_combined = len(parts) > 1
+    encoding_class, label = get(name), canonical_name(name)
+    known = dict.fromkeys(parts) if is_combined else encoding_class.options()
     types = options_given.get("layer_types") or ()  # each layer type is a further option; there may be unused ones
     for option, value in options_given.items():
         if option not in types and not ("layer_types" in known and isinstance(value, Mapping)):
             choose(f"option of encoding {label!r}", option, known)
-        if together and not isinstance(value, Mapping):
+        if is_combined and not isinstance(value, Mapping):
             raise invalid(option, f"be options of {option!r}, by name", value)
-    if together:
-        return compose(*(_part(part, sizes, options_given.get(part, {})) for part in parts), names=parts)
+    if is_combined:
+        return compose(*(_build_part(part, sizes, options_given.get(part, {})) for part in parts), names=parts)
     try:
-        return kind(**sizes, **options_given)
+        return encoding_class(**sizes, **options_given)
     except InputError:
         raise
     except (TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError) as error:  # unusable values
-        given = ", ".join(f"{option}={shown(value)}" for option, value in options_given.items())
-        raise InputError(f"encoding: {label!r} cannot be built from {given or 'these sizes'}: {error}.") from error
+        text = ", ".join(f"{option}={repr_of(value)}" for option, value in options_given.items()) or "these sizes"
+        raise InputError(f"encoding: {label!r} cannot be built from {text}: {error}.") from error
 
 
-def _part(name: str, sizes: dict[str, int], options_given: Mapping[str, Any]) -> PositionalEncoding:
+def _build_part(name: str, sizes: dict[str, int], options_given: Mapping[str, Any]) -> PositionalEncoding:
     """Build one of several encodings; errors in its options name it."""
     try:
         return build(name, **sizes, **options_given)

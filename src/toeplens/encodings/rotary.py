@@ -17,65 +17,67 @@ from torch.nn import functional as F
 from toeplens.encodings import kit
 from toeplens.encodings.additive import NoPE, Sinusoidal
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.shapes import Frequencies, Keys, Positions, Queries, Stream, Turned
-from toeplens.ground import InputError, invalid
-from toeplens.ground.options import Count, Limits, NotNegative, Positive, Share
+from toeplens.encodings.shapes import Frequencies, Keys, Positions, Queries, RotatedQK, Stream
+from toeplens.utils import InputError, invalid
+from toeplens.utils.options import NonNegative, Positive, PositiveInt, Range, Share
+from toeplens.utils.renamed import renamed
 
 
+@renamed
 @dataclass(frozen=True)
-class BandControl:
+class FrequencyMask:
     """An intervention on the frequencies of a rotation, t = 0 (the highest) .. n - 1.
 
-    still   freeze these pairs: they are not rotated, and their content counts as if all offsets were 0, so E_t becomes
-            J (up to the encoding's own magnitude)
-    silent  drop these pairs: their part of every logit is 0
-    order   permute: pair t uses the frequency of pair ``order[t]``; None for no change
-    heads   the heads to change; None for all
+    freeze   pairs that are not rotated: their content counts as if all offsets were 0, so E_t becomes J (up to the
+             encoding's own magnitude)
+    drop     pairs whose part of every logit is 0
+    permute  pair t uses the frequency of pair ``permute[t]``; None for no change
+    heads    the heads to change; None for all
 
-    Raises `InputError` for pairs that are both still and silent.
+    Raises `InputError` for pairs that are both frozen and dropped.
     """
 
-    still: tuple[int, ...] = ()
-    silent: tuple[int, ...] = ()
-    order: tuple[int, ...] | None = None
+    freeze: tuple[int, ...] = ()
+    drop: tuple[int, ...] = ()
+    permute: tuple[int, ...] | None = None
     heads: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if set(self.still) & set(self.silent):
-            raise InputError("silent and still must have no pairs in common.")
+        if set(self.freeze) & set(self.drop):
+            raise InputError("freeze and drop must have no pairs in common.")
 
     def check(self, pairs: int, num_heads: int) -> None:
         """Raise `InputError` unless all indices fit ``pairs`` frequencies and ``num_heads`` heads."""
-        for field, most in {"still": pairs, "silent": pairs, "heads": num_heads}.items():
-            given = getattr(self, field)
-            kit.require_indices(field, () if given is None else given, most)
-        if self.order is not None and sorted(self.order) != list(range(pairs)):
-            raise invalid("order", f"name each of 0 to {pairs - 1} once", list(self.order))
+        for field, limit in {"freeze": pairs, "drop": pairs, "heads": num_heads}.items():
+            indices = getattr(self, field)
+            kit.require_indices(field, () if indices is None else indices, limit)
+        if self.permute is not None and sorted(self.permute) != list(range(pairs)):
+            raise invalid("permute", f"name each of 0 to {pairs - 1} once", list(self.permute))
 
-    def tables(
+    def mask_tables(
         self, cos: Float[Tensor, "*B H N n"], sin: Float[Tensor, "*B H N n"], num_heads: int
     ) -> tuple[Tensor, Tensor]:
         """Apply the intervention to cosines and sines (H is 1 if heads share them)."""
-        after = self.kernel(torch.complex(cos, sin).mT, num_heads).mT
-        return after.real, after.imag
+        masked = self.mask_kernel(torch.complex(cos, sin).mT, num_heads).mT
+        return masked.real, masked.imag
 
-    def kernel(self, kernel: Complex[Tensor, "*B H n D"], num_heads: int) -> Complex[Tensor, "*B G n D"]:
+    def mask_kernel(self, kernel: Complex[Tensor, "*B H n D"], num_heads: int) -> Complex[Tensor, "*B G n D"]:
         """Apply the intervention to a rotation's kernel."""
 
-        def marked(indices: Sequence[int], count: int) -> Bool[Tensor, "count 1"]:
-            marks = torch.zeros(count, 1, dtype=torch.bool, device=kernel.device)
-            marks[list(indices)] = True
-            return marks
+        def select(indices: Sequence[int], count: int) -> Bool[Tensor, "count 1"]:
+            mask = torch.zeros(count, 1, dtype=torch.bool, device=kernel.device)
+            mask[list(indices)] = True
+            return mask
 
         pairs = kernel.shape[-2]
-        after = kernel if self.order is None else kernel[..., list(self.order), :]
-        after = torch.where(marked(self.still, pairs), after.abs().to(after.dtype), after)
-        after = after.masked_fill(marked(self.silent, pairs), 0.0)
-        return after if self.heads is None else torch.where(marked(self.heads, num_heads)[..., None], after, kernel)
+        masked = kernel if self.permute is None else kernel[..., list(self.permute), :]
+        masked = torch.where(select(self.freeze, pairs), masked.abs().to(masked.dtype), masked)
+        masked = masked.masked_fill(select(self.drop, pairs), 0.0)
+        return masked if self.heads is None else torch.where(select(self.heads, num_heads)[..., None], masked, kernel)
 
 
-def swapped(pairs: int, first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
-    """The ``order`` in which two bands of equal size exchange their frequencies, in sequence."""
+def swap_bands(pairs: int, first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
+    """The permutation in which two bands of equal size exchange their frequencies, in sequence."""
     order = list(range(pairs))
     bands = [*first, *second]
     if len(first) != len(second) or len(set(bands)) != len(bands) or not all(0 <= t < pairs for t in bands):
@@ -87,10 +89,11 @@ def swapped(pairs: int, first: Sequence[int], second: Sequence[int]) -> tuple[in
 
 
 Pairing = Literal["interleaved", "half"]
-_ALIKE = ("rotate", "frequencies_at", "phases", "tables", "_turn")  # these treat all heads alike
+# these treat all heads alike
+_SHARED_ROTATION_METHODS = ("rotate", "frequencies_at", "phases", "tables", "_rotate_vectors")
 
 
-def turn(
+def rotate_pairs(
     x: Float[Tensor, "B H N d"], cos: Float[Tensor, "*#B #H N n"], sin: Float[Tensor, "*#B #H N n"], pairing: Pairing
 ) -> Float[Tensor, "B H N d"]:
     """Rotate the pairs of ``x`` (d = 2n) by the angles with the given cosines and sines, in their precision."""
@@ -100,25 +103,25 @@ def turn(
             wide = wide.clone(memory_format=torch.contiguous_format)  # a complex view needs contiguous pairs
         pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)))
         return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2).to(x.dtype)
-    a, b = pairs_of(wide, pairing)
-    return from_pairs(a * cos - b * sin, a * sin + b * cos, pairing).to(x.dtype)
+    a, b = split_pairs(wide, pairing)
+    return join_pairs(a * cos - b * sin, a * sin + b * cos, pairing).to(x.dtype)
 
 
-def pairs_of(x: Float[Tensor, "*B d"], pairing: Pairing) -> tuple[Float[Tensor, "*B n"], Float[Tensor, "*B n"]]:
+def split_pairs(x: Float[Tensor, "*B d"], pairing: Pairing) -> tuple[Float[Tensor, "*B n"], Float[Tensor, "*B n"]]:
     """The first and second dimensions of all pairs, as views."""
     a, b = x.chunk(2, dim=-1) if pairing == "half" else x.unflatten(-1, (-1, 2)).unbind(-1)
     return a, b
 
 
-def from_pairs(a: Float[Tensor, "*B n"], b: Float[Tensor, "*B n"], pairing: Pairing) -> Float[Tensor, "*B d"]:
+def join_pairs(a: Float[Tensor, "*B n"], b: Float[Tensor, "*B n"], pairing: Pairing) -> Float[Tensor, "*B d"]:
     """The vectors with these first and second dimensions of all pairs."""
     return torch.cat((a, b), dim=-1) if pairing == "half" else torch.stack((a, b), dim=-1).flatten(-2)
 
 
-def turn_by(x: Float[Tensor, "B H N d"], phases: Float[Tensor, "*#B #H N n"], pairing: Pairing) -> Tensor:
+def rotate_by(x: Float[Tensor, "B H N d"], phases: Float[Tensor, "*#B #H N n"], pairing: Pairing) -> Tensor:
     """Rotate the pairs of ``x`` by angles in float64; their cosines and sines are applied in at least float32."""
-    wide = kit.widened(x.dtype)
-    return turn(x, phases.cos().to(wide), phases.sin().to(wide), pairing)
+    wide = kit.wide_dtype(x.dtype)
+    return rotate_pairs(x, phases.cos().to(wide), phases.sin().to(wide), pairing)
 
 
 class Rotary(PositionalEncoding):
@@ -133,7 +136,7 @@ class Rotary(PositionalEncoding):
 
     coupling = "rotation"
     magnitude: float = 1.0
-    control: BandControl | None = None
+    frequency_mask: FrequencyMask | None = None
 
     def __init__(self, frequencies: Float[Tensor, "H n"], *, pairing: Pairing, first: int = 0, **sizes: int) -> None:
         super().__init__(**sizes)
@@ -152,42 +155,42 @@ class Rotary(PositionalEncoding):
     def tables(self, positions: Positions, frequencies: Frequencies, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the phases, times ``magnitude``, in float32 or, for float64 input, float64."""
         phases = self.phases(positions, frequencies)
-        wide = kit.widened(dtype)
+        wide = kit.wide_dtype(dtype)
         return (phases.cos() * self.magnitude).to(wide), (phases.sin() * self.magnitude).to(wide)
 
-    def _turn(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+    def _rotate_vectors(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
         width = 2 * self.frequencies.shape[-1]
-        if self.control is not None:
-            tables = self.control.tables(*tables, self.num_heads)
+        if self.frequency_mask is not None:
+            tables = self.frequency_mask.mask_tables(*tables, self.num_heads)
         if width == x.shape[-1]:
-            return turn(x, *tables, self.pairing)
+            return rotate_pairs(x, *tables, self.pairing)
         if x.shape[-1] < self.first + width or (self.first and x.shape[-1] > self.first + width):
-            parts = f" ({self.first} that are not rotated, {width} that are)" if self.first else ""
-            raise invalid("head_dim", f"be {self.first + width}{parts} for {type(self).__name__}", x.shape[-1])
+            dims_text = f" ({self.first} that are not rotated, {width} that are)" if self.first else ""
+            raise invalid("head_dim", f"be {self.first + width}{dims_text} for {type(self).__name__}", x.shape[-1])
         before, middle, after = x.split((self.first, width, x.shape[-1] - self.first - width), dim=-1)
-        return torch.cat((before, turn(middle, *tables, self.pairing), after), dim=-1)
+        return torch.cat((before, rotate_pairs(middle, *tables, self.pairing), after), dim=-1)
 
-    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> RotatedQK:
         frequencies = self.frequencies_at(k_positions)
         k_tables = self.tables(k_positions, frequencies, k.dtype)
         q_tables = k_tables if q_positions is k_positions else self.tables(q_positions, frequencies, q.dtype)
-        return self._turn(q, q_tables), self._turn(k, k_tables)
+        return self._rotate_vectors(q, q_tables), self._rotate_vectors(k, k_tables)
 
     def pair_factors(self, positions: Positions, dtype: torch.dtype) -> Complex[Tensor, "*B H N n"] | None:
-        turned = 2 * self.frequencies.shape[-1]
-        adjacent = self.control is None and self.pairing == "interleaved" and turned == self.query_dim
-        if not adjacent or not self._has_own("rotate", "_turn"):
+        rotated_dims = 2 * self.frequencies.shape[-1]
+        adjacent = self.frequency_mask is None and self.pairing == "interleaved" and rotated_dims == self.query_dim
+        if not adjacent or not self._uses_default("rotate", "_rotate_vectors"):
             return None
         return torch.complex(*self.tables(positions, self.frequencies_at(positions), dtype))
 
-    def _has_own(self, *names: str) -> bool:
+    def _uses_default(self, *names: str) -> bool:
         """Whether no subclass overrides these methods."""
         return all(getattr(type(self), name) is getattr(Rotary, name) for name in names)
 
     @property
-    def turns_alike(self) -> bool:
-        own = self._has_own(*_ALIKE)
-        return own and len(self.frequencies) == 1 and self.control is None
+    def rotation_is_shared(self) -> bool:
+        uses_default = self._uses_default(*_SHARED_ROTATION_METHODS)
+        return uses_default and len(self.frequencies) == 1 and self.frequency_mask is None
 
     def kernel(self, offsets: Int[Tensor, "D *axes"]) -> Complex[Tensor, "H n D"]:
         """e^(i delta theta_t) times the squared magnitude, so that a logit is Re sum_t q_t conj(k_t) kernel_t.
@@ -195,19 +198,19 @@ class Rotary(PositionalEncoding):
         A frequency of 0 gives 1. Length-dependent frequencies are those for ``max_len`` positions.
         """
         frequencies = self.frequencies_at(torch.tensor([self.max_len - 1], device=self.frequencies.device))
-        kernel = kit.turns(self.phases(offsets, frequencies).transpose(-2, -1), self.magnitude**2)
-        return kernel if self.control is None else self.control.kernel(kernel, self.num_heads)
+        kernel = kit.complex_exp(self.phases(offsets, frequencies).transpose(-2, -1), self.magnitude**2)
+        return kernel if self.frequency_mask is None else self.frequency_mask.mask_kernel(kernel, self.num_heads)
 
 
-def controlled(encoding: Rotary, control: BandControl) -> Rotary:
-    """A copy of ``encoding`` with a `BandControl`, which replaces any earlier one; parameters are shared.
+def with_frequency_mask(encoding: Rotary, mask: FrequencyMask) -> Rotary:
+    """A copy of ``encoding`` with a `FrequencyMask`, which replaces any earlier one; parameters are shared.
 
     Effects other than rotating pairs (a decay, a map, a second copy of a pair) are unchanged.
     """
-    control.check(encoding.frequencies.shape[-1], encoding.num_heads)
-    changed = copy.copy(encoding)
-    changed.control = control
-    return changed
+    mask.check(encoding.frequencies.shape[-1], encoding.num_heads)
+    masked = copy.copy(encoding)
+    masked.frequency_mask = mask
+    return masked
 
 
 class RoPE(Rotary, name="rope"):
@@ -249,7 +252,7 @@ class PartialRoPE(Rotary, name="partial-rope"):
     def __init__(
         self,
         *,
-        rotary_pct: Annotated[float, Limits(over=0, at_most=1)] = 1.0,
+        rotary_pct: Annotated[float, Range(above=0, at_most=1)] = 1.0,
         heads: int | Sequence[int] | None = None,
         layers: Sequence[int] | None = None,
         base: float = 10000.0,
@@ -260,14 +263,14 @@ class PartialRoPE(Rotary, name="partial-rope"):
         kit.require_even("head_dim", head_dim)
         rotary_dim = int(head_dim * rotary_pct)
         kit.require_even("rotary_pct", rotary_dim, f"{rotary_pct} of head_dim {head_dim} gives the rotated dimensions")
-        chosen = list(range(heads)) if isinstance(heads, int) else list(range(num_heads) if heads is None else heads)
-        if (isinstance(heads, int) and heads < 0) or any(not 0 <= head < num_heads for head in chosen):
+        rotated = list(range(heads)) if isinstance(heads, int) else list(range(num_heads) if heads is None else heads)
+        if (isinstance(heads, int) and heads < 0) or any(not 0 <= head < num_heads for head in rotated):
             raise invalid("heads", f"be a number from 0 to {num_heads} or a list of indices under {num_heads}", heads)
-        on = torch.zeros(num_heads, 1, dtype=torch.float64)
-        on[chosen] = 1
-        super().__init__(kit.rotary_frequencies(rotary_dim, base) * on, pairing=pairing, **sizes)
-        known = layers is None or all(isinstance(layer, int) and layer >= 0 for layer in layers)
-        if layers is not None and (not known or len(set(layers)) != len(layers)):
+        head_mask = torch.zeros(num_heads, 1, dtype=torch.float64)
+        head_mask[rotated] = 1
+        super().__init__(kit.rotary_frequencies(rotary_dim, base) * head_mask, pairing=pairing, **sizes)
+        is_valid = layers is None or all(isinstance(layer, int) and layer >= 0 for layer in layers)
+        if layers is not None and (not is_valid or len(set(layers)) != len(layers)):
             raise invalid("layers", "be a list of different layers, counted from 0", list(layers))
         self.layers = None if layers is None else frozenset(layers)
 
@@ -325,7 +328,7 @@ class MLA(Rotary, name="mla"):
         self,
         *,
         rotary_dim: int | None = None,
-        d_compress: Count | None = None,
+        d_compress: PositiveInt | None = None,
         q_compress: int | Literal["same"] | None = "same",
         rotary_query: Literal["per-head", "shared"] = "per-head",
         latent_norm: bool = True,
@@ -358,8 +361,8 @@ class MLA(Rotary, name="mla"):
         cos, sin = super().tables(positions, frequencies, dtype)
         if self.phase_table == "rotation":
             return cos, sin
-        both = torch.cat((sin, cos), dim=-1)
-        return both[..., 1::2], both[..., 0::2]
+        table = torch.cat((sin, cos), dim=-1)
+        return table[..., 1::2], table[..., 0::2]
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "H n D"] | None:
         """The rotary part's kernel; None for the released table, which has none."""
@@ -408,77 +411,82 @@ class RopeBands(PartialRoPE, name="rope-bands"):
         super().__init__(layers=layers, base=base, pairing=pairing, **sizes)
         pairs = self.head_dim // 2
         self.off = off
-        given = [name for name, value in (("gains", gains), ("keep", keep), ("ramp", ramp)) if value is not None]
-        if len(given) > 1:
-            raise InputError(f"{given[0]} and {given[1]} must not both be set.")
+        set_options = [name for name, value in (("gains", gains), ("keep", keep), ("ramp", ramp)) if value is not None]
+        if len(set_options) > 1:
+            raise InputError(f"{set_options[0]} and {set_options[1]} must not both be set.")
         values = torch.ones(1, pairs, dtype=torch.float64)
         if keep is not None:
             kit.require_indices("keep", keep, pairs)
             values = values * torch.tensor([t in keep for t in range(pairs)])
         elif ramp is not None:
-            values = _ramp(ramp, pairs)
+            values = _ramp_gains(ramp, pairs)
         elif gains is not None:
-            values = _gains(gains, self.num_heads, pairs)
-        chosen = self.frequencies[:1] if frequencies is None else _frequencies(frequencies, pairs)
-        turned, still = values.sqrt(), torch.zeros_like(values)
+            values = _parse_gains(gains, self.num_heads, pairs)
+        base_frequencies = self.frequencies[:1] if frequencies is None else _parse_frequencies(frequencies, pairs)
+        rotated_weight, frozen_weight = values.sqrt(), torch.zeros_like(values)
         if self.off == "rotation":
             if float(values.max()) > 1:
-                raise invalid(given[0], "be at most 1 unless off='pair'", got=f"a gain of {float(values.max()):g}")
-            damped = (values > 0) & (values < 1)
-            chosen = chosen * (values > 0)
-            turned = torch.where(damped, turned, 1.0)
-            still = torch.where(damped, (1 - values).sqrt(), 0.0)
-        split = (still > 0).any(0).nonzero().flatten()
-        self.register_exact("frequencies", chosen)
+                largest = f"a gain of {float(values.max()):g}"
+                raise invalid(set_options[0], "be at most 1 unless off='pair'", got=largest)
+            is_split = (values > 0) & (values < 1)
+            base_frequencies = base_frequencies * (values > 0)
+            rotated_weight = torch.where(is_split, rotated_weight, 1.0)
+            frozen_weight = torch.where(is_split, (1 - values).sqrt(), 0.0)
+        split = (frozen_weight > 0).any(0).nonzero().flatten()
+        self.register_exact("frequencies", base_frequencies)
         self.gains = self.register_exact("gains", values)
-        self.turned = self.register_exact("turned", turned.unsqueeze(-2))
-        self.still = self.register_exact("still", still[:, split].unsqueeze(-2))
+        self.rotated_weight = self.register_exact("rotated_weight", rotated_weight.unsqueeze(-2))
+        self.frozen_weight = self.register_exact("frozen_weight", frozen_weight[:, split].unsqueeze(-2))
         second = split + pairs if self.pairing == "half" else 2 * split + 1
-        self.split = self.register_exact("split", torch.cat((split if self.pairing == "half" else 2 * split, second)))
+        first = split if self.pairing == "half" else 2 * split
+        self.split_dims = self.register_exact("split_dims", torch.cat((first, second)))
 
     def tables(self, positions: Positions, frequencies: Frequencies, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         cos, sin = super().tables(positions, frequencies, dtype)
-        return (cos * self.turned).to(cos.dtype), (sin * self.turned).to(sin.dtype)
+        return (cos * self.rotated_weight).to(cos.dtype), (sin * self.rotated_weight).to(sin.dtype)
 
-    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
-        turned_q, turned_k = super().rotate(q, k, q_positions, k_positions)
-        if not len(self.split):
-            return turned_q, turned_k
-        return torch.cat((turned_q, self._still(q)), dim=-1), torch.cat((turned_k, self._still(k)), dim=-1)
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> RotatedQK:
+        rotated_q, rotated_k = super().rotate(q, k, q_positions, k_positions)
+        if not len(self.split_dims):
+            return rotated_q, rotated_k
+        q, k = self._frozen_copies(q), self._frozen_copies(k)
+        return torch.cat((rotated_q, q), dim=-1), torch.cat((rotated_k, k), dim=-1)
 
-    def _still(self, x: Float[Tensor, "B H N d"]) -> Float[Tensor, "B H N s"]:
+    def _frozen_copies(self, x: Float[Tensor, "B H N d"]) -> Float[Tensor, "B H N s"]:
         """The unrotated copies of the split pairs."""
-        return (x.index_select(-1, self.split) * self.still.repeat(1, 1, 2)).to(x.dtype)
+        return (x.index_select(-1, self.split_dims) * self.frozen_weight.repeat(1, 1, 2)).to(x.dtype)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "H n D"]:
         """The factor of each pair's q_t conj(k_t): (1-g) + g e^(i delta theta_t), or g e^(i delta theta_t)."""
-        turns = super().kernel(offsets)
+        rotation = super().kernel(offsets)
         gains = self.gains.unsqueeze(-1)
-        return gains * turns if self.off == "pair" else (1 - gains) + gains * turns
+        return gains * rotation if self.off == "pair" else (1 - gains) + gains * rotation
 
 
-def _frequencies(given: float | Sequence[float], pairs: int) -> Float[Tensor, "1 n"]:
-    values = list(given) if isinstance(given, Sequence) else [given] * pairs
+def _parse_frequencies(frequencies: float | Sequence[float], pairs: int) -> Float[Tensor, "1 n"]:
+    values = list(frequencies) if isinstance(frequencies, Sequence) else [frequencies] * pairs
     if len(values) != pairs:
         raise invalid("frequencies", f"be one number or a list of {pairs}", values)
     values = [kit.require_number("frequencies", value, at_least=0) for value in values]
     return torch.tensor([values], dtype=torch.float64)
 
 
-def _ramp(ramp: Sequence[float], pairs: int) -> Float[Tensor, "1 n"]:
+def _ramp_gains(ramp: Sequence[float], pairs: int) -> Float[Tensor, "1 n"]:
     if len(ramp) != 3:
         raise invalid("ramp", "be the three numbers s_hf, s_lf, beta", list(ramp))
     high, low = (kit.require_number("ramp", value, at_least=0) for value in ramp[:2])
-    beta = kit.require_number("ramp", ramp[2], over=0)
-    share = torch.arange(pairs, dtype=torch.float64) / max(1, pairs - 1)
-    return (high + (low - high) * share**beta).unsqueeze(0)
+    beta = kit.require_number("ramp", ramp[2], above=0)
+    fraction = torch.arange(pairs, dtype=torch.float64) / max(1, pairs - 1)
+    return (high + (low - high) * fraction**beta).unsqueeze(0)
 
 
-def _gains(gains: Sequence[float] | Sequence[Sequence[float]], num_heads: int, pairs: int) -> Float[Tensor, "H n"]:
+def _parse_gains(
+    gains: Sequence[float] | Sequence[Sequence[float]], num_heads: int, pairs: int
+) -> Float[Tensor, "H n"]:
     by_head = [list(row) for row in gains if isinstance(row, Sequence)]
     rows = by_head or [[g for g in gains if not isinstance(g, Sequence)]]
-    whole = not by_head or len(by_head) == len(gains) == num_heads
-    if not whole or any(len(row) != pairs for row in rows):
+    is_complete = not by_head or len(by_head) == len(gains) == num_heads
+    if not is_complete or any(len(row) != pairs for row in rows):
         raise invalid("gains", f"be a list of {pairs} numbers, or {num_heads} such lists", list(gains))
     values = [[kit.require_number("gains", g, at_least=0) for g in row] for row in rows]
     return torch.tensor(values, dtype=torch.float64)
@@ -527,31 +535,32 @@ class XPos(RoPE, name="xpos"):
 
     def __init__(self, *, scale_base: Positive = 512.0, gamma: Positive = 0.4, **inherited: Any) -> None:
         super().__init__(**inherited)
-        share = torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim
-        zeta = (share + gamma) / (1 + gamma)
+        fraction = torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim
+        zeta = (fraction + gamma) / (1 + gamma)
         self.log_decay = self.register_exact("log_decay", zeta.log() / scale_base)
 
-    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> RotatedQK:
         centre = (k_positions.amin(-1, keepdim=True) + k_positions.amax(-1, keepdim=True)) // 2
-        q_places, k_places = q_positions - centre, k_positions - centre
-        self._check_span(q_places, k_places, kit.product_dtype(q))
+        q_offsets, k_offsets = q_positions - centre, k_positions - centre
+        self._check_span(q_offsets, k_offsets, kit.product_dtype(q))
         frequencies = self.frequencies_at(k_positions)
         k_tables = self.tables(k_positions, frequencies, k.dtype)
         q_tables = k_tables if q_positions is k_positions else self.tables(q_positions, frequencies, q.dtype)
-        return self._turn(q, self._scaled(q_tables, q_places)), self._turn(k, self._scaled(k_tables, -k_places))
+        q_tables, k_tables = self._decay_tables(q_tables, q_offsets), self._decay_tables(k_tables, -k_offsets)
+        return self._rotate_vectors(q, q_tables), self._rotate_vectors(k, k_tables)
 
-    def _scaled(self, tables: tuple[Tensor, Tensor], places: Positions) -> tuple[Tensor, Tensor]:
+    def _decay_tables(self, tables: tuple[Tensor, Tensor], offsets: Positions) -> tuple[Tensor, Tensor]:
         """The tables times zeta_t^(position/B)."""
         cos, sin = tables
-        factor = kit.phases_of(places, self.log_decay).exp().to(cos.dtype)
+        factor = kit.phases_of(offsets, self.log_decay).exp().to(cos.dtype)
         return cos * factor, sin * factor
 
-    def _check_span(self, q_places: Positions, k_places: Positions, dtype: torch.dtype) -> None:
+    def _check_span(self, q_offsets: Positions, k_offsets: Positions, dtype: torch.dtype) -> None:
         """Check that each side's factors stay within a quarter of the dtype's exponent range, so that products fit."""
-        if torch.compiler.is_compiling() or k_places.device.type != "cpu" or not q_places.numel():
+        if torch.compiler.is_compiling() or k_offsets.device.type != "cpu" or not q_offsets.numel():
             return
         limit = int(math.log(torch.finfo(dtype).max) / 4 / float(-self.log_decay.min()))
-        widest = max(int(q_places.abs().max()), int(k_places.abs().max()))
+        widest = max(int(q_offsets.abs().max()), int(k_offsets.abs().max()))
         if widest > limit:
             must = f"be within {limit} of the middle position of the keys for {dtype} and this scale_base"
             raise invalid("positions", must, widest)
@@ -589,25 +598,25 @@ class PoPE(PositionalEncoding, name="pope"):
         self.shared = shared
         self.frequencies = self.register_exact("frequencies", kit.rotary_frequencies(2 * self.head_dim, base))
         lowest = -2 * math.pi if init == "uniform" else 0.0
-        self.delta = self.learned((self.num_heads, self.head_dim), partial(nn.init.uniform_, a=lowest, b=0.0))
+        self.delta = self.new_parameter((self.num_heads, self.head_dim), partial(nn.init.uniform_, a=lowest, b=0.0))
 
-    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> RotatedQK:
         q_phases, k_phases = (kit.phases_of(positions, self.frequencies) for positions in (q_positions, k_positions))
-        return _polar(q, q_phases), _polar(k, k_phases + self._shift().unsqueeze(-2))
+        return _to_polar(q, q_phases), _to_polar(k, k_phases + self._shift().unsqueeze(-2))
 
     def _shift(self) -> Float[Tensor, "H d"]:
         return self.delta.to(torch.float64).clamp(-2 * math.pi, 0)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "H d D"]:
         """e^(i (offset theta_c - delta_c)), so that a logit is Re sum_c softplus(q_c) softplus(k_c) kernel_c."""
-        return kit.turns(self.frequencies.unsqueeze(-1) * offsets.to(torch.float64) - self._shift().unsqueeze(-1))
+        return kit.complex_exp(self.frequencies.unsqueeze(-1) * offsets.to(torch.float64) - self._shift().unsqueeze(-1))
 
 
-def _polar(x: Float[Tensor, "B H N d"], phases: Float[Tensor, "*_B #H N d"]) -> Float[Tensor, "B H N e"]:
+def _to_polar(x: Float[Tensor, "B H N d"], phases: Float[Tensor, "*_B #H N d"]) -> Float[Tensor, "B H N e"]:
     """Vectors of magnitude softplus(x) at the given phases: d real parts, then d imaginary ones."""
-    wide = kit.widened(x.dtype)
-    size = F.softplus(x.to(wide))
-    return torch.cat((size * phases.cos().to(wide), size * phases.sin().to(wide)), dim=-1).to(x.dtype)
+    wide = kit.wide_dtype(x.dtype)
+    magnitude = F.softplus(x.to(wide))
+    return torch.cat((magnitude * phases.cos().to(wide), magnitude * phases.sin().to(wide)), dim=-1).to(x.dtype)
 
 
 class ComplexFormer(RoPE, name="complexformer"):
@@ -634,23 +643,23 @@ class ComplexFormer(RoPE, name="complexformer"):
 
     def __init__(self, **inherited: Any) -> None:
         super().__init__(**inherited)
-        self.factor = self.learned((self.num_heads, self.head_dim // 2), nn.init.ones_)
-        self.offset = self.learned((self.num_heads, self.head_dim // 2), nn.init.zeros_)
+        self.factor = self.new_parameter((self.num_heads, self.head_dim // 2), nn.init.ones_)
+        self.offset = self.new_parameter((self.num_heads, self.head_dim // 2), nn.init.zeros_)
 
-    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> RotatedQK:
         adapted = self._adapt(q, self.offset), self._adapt(k, torch.zeros_like(self.offset))
-        turned_q, turned_k = super().rotate(*adapted, q_positions, k_positions)
-        return turned_q.to(q.dtype), turned_k.to(k.dtype)
+        rotated_q, rotated_k = super().rotate(*adapted, q_positions, k_positions)
+        return rotated_q.to(q.dtype), rotated_k.to(k.dtype)
 
     def _adapt(self, x: Float[Tensor, "B H N d"], offset: Float[Tensor, "H n"]) -> Float[Tensor, "B H N d"]:
         """Each pair with its phase multiplied by the factor and shifted by the offset, in at least float32."""
-        wide = x.to(kit.widened(x.dtype))
-        a, b = pairs_of(wide, self.pairing)
-        nothing = a.abs() + b.abs() < 1e-18  # zero has no phase, and near zero its derivative explodes
-        a = torch.where(nothing, 1.0, a)
-        size = torch.where(nothing, 0.0, torch.hypot(a, b))
+        wide = x.to(kit.wide_dtype(x.dtype))
+        a, b = split_pairs(wide, self.pairing)
+        is_zero = a.abs() + b.abs() < 1e-18  # zero has no phase, and near zero its derivative explodes
+        a = torch.where(is_zero, 1.0, a)
+        magnitude = torch.where(is_zero, 0.0, torch.hypot(a, b))
         phase = self.factor.to(wide.dtype).unsqueeze(-2) * torch.atan2(b, a) + offset.to(wide.dtype).unsqueeze(-2)
-        return from_pairs(size * phase.cos(), size * phase.sin(), self.pairing)
+        return join_pairs(magnitude * phase.cos(), magnitude * phase.sin(), self.pairing)
 
 
 class FoPE(PositionalEncoding, name="fope"):
@@ -687,7 +696,7 @@ class FoPE(PositionalEncoding, name="fope"):
     def __init__(
         self,
         *,
-        gain: NotNegative = 0.3,
+        gain: NonNegative = 0.3,
         learnable: bool = False,
         train_length: int | None = None,
         padding: Literal["identity", "ones"] = "identity",
@@ -704,35 +713,35 @@ class FoPE(PositionalEncoding, name="fope"):
             raise invalid("head_dim", "be at least 4, for one Fourier series", self.head_dim)
         frequencies = kit.rotary_frequencies(self.head_dim, base)
         self.frequencies = self.register_exact("frequencies", frequencies[frequencies >= 2 * math.pi / length])
-        kept = len(self.frequencies)
-        size = (self.num_heads, kept, min(kept, self.head_dim // 4))
+        count = len(self.frequencies)
+        shape = (self.num_heads, count, min(count, self.head_dim // 4))
         for name in ("cosines", "sines"):
             if learnable:
-                self.register_parameter(name, nn.Parameter(torch.empty(size)))
+                self.register_parameter(name, nn.Parameter(torch.empty(shape)))
             else:
-                self.register_buffer(name, torch.empty(size))
+                self.register_buffer(name, torch.empty(shape))
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         for matrix in (self.cosines, self.sines):
             nn.init.xavier_normal_(matrix, gain=self.gain)
-            kept, series = matrix.shape[1:]
-            own = torch.arange(0, kept, math.ceil(kept / series), device=matrix.device)
-            matrix[:, own, torch.arange(len(own), device=matrix.device)] += 1
+            count, series = matrix.shape[1:]
+            start_rows = torch.arange(0, count, math.ceil(count / series), device=matrix.device)
+            matrix[:, start_rows, torch.arange(len(start_rows), device=matrix.device)] += 1
 
-    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> RotatedQK:
         k_tables = self.tables(k_positions, k.dtype)
         q_tables = k_tables if q_positions is k_positions else self.tables(q_positions, q.dtype)
-        return turn(q, *q_tables, self.pairing), turn(k, *k_tables, self.pairing)
+        return rotate_pairs(q, *q_tables, self.pairing), rotate_pairs(k, *k_tables, self.pairing)
 
     def tables(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The series that replace cosines and sines: [H, N, n], or [B, H, N, n] for positions per sequence."""
         phases = kit.phases_of(positions, self.frequencies)
-        wide = kit.widened(dtype)
-        still = (0, self.head_dim // 2 - self.cosines.shape[-1])
-        cosine = F.pad(phases.cos() @ self.cosines.double(), still, value=1.0)
-        sine = F.pad(phases.sin() @ self.sines.double(), still, value=1.0 if self.padding == "ones" else 0.0)
+        wide = kit.wide_dtype(dtype)
+        pad = (0, self.head_dim // 2 - self.cosines.shape[-1])
+        cosine = F.pad(phases.cos() @ self.cosines.double(), pad, value=1.0)
+        sine = F.pad(phases.sin() @ self.sines.double(), pad, value=1.0 if self.padding == "ones" else 0.0)
         return cosine.to(wide), sine.to(wide)
 
 
@@ -764,23 +773,23 @@ class RollPE(PositionalEncoding, name="rollpe"):
         component = torch.arange(1, (d + 1) // 2, dtype=torch.float64)
         angles = 2 * math.pi / d * torch.arange(d, dtype=torch.float64).unsqueeze(-1) * component
         waves = torch.stack((angles.cos(), angles.sin()), dim=-1).flatten(-2) * math.sqrt(2 / d)
-        still = [torch.full((d, 1), d**-0.5, dtype=torch.float64)]
+        unrotated = [torch.full((d, 1), d**-0.5, dtype=torch.float64)]
         if d % 2 == 0:
-            still.append(still[0] * (1 - 2 * (torch.arange(d).unsqueeze(-1) % 2)))
-        self.basis = self.register_exact("basis", torch.cat((waves, *still), dim=-1))
+            unrotated.append(unrotated[0] * (1 - 2 * (torch.arange(d).unsqueeze(-1) % 2)))
+        self.basis = self.register_exact("basis", torch.cat((waves, *unrotated), dim=-1))
         self.frequencies = self.register_exact("frequencies", 2 * math.pi * speed / d * component)
 
-    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> RotatedQK:
         return self._roll(q, q_positions), self._roll(k, k_positions)
 
     def _roll(self, x: Float[Tensor, "B H N d"], positions: Positions) -> Float[Tensor, "B H N d"]:
-        wide = kit.widened(x.dtype)
+        wide = kit.wide_dtype(x.dtype)
         basis = self.basis.to(wide)
         sizes = (2 * len(self.frequencies), 1, self.head_dim % 2 == 0)
         waves, mean, alternating = (x.to(wide) @ basis).split(sizes, dim=-1)
-        turned = turn_by(waves, kit.phases_of(positions, self.frequencies), "interleaved")
+        rotated = rotate_by(waves, kit.phases_of(positions, self.frequencies), "interleaved")
         signs = self._signs(positions).to(wide)[..., None, :, None]
-        return (torch.cat((turned, mean, alternating * signs), dim=-1) @ basis.T).to(x.dtype)
+        return (torch.cat((rotated, mean, alternating * signs), dim=-1) @ basis.T).to(x.dtype)
 
     def _signs(self, positions: Positions) -> Positions:
         """(-1)^(i r): the factor of the alternating component."""
@@ -788,7 +797,7 @@ class RollPE(PositionalEncoding, name="rollpe"):
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "1 n D"]:
         """e^(i delta theta_f) of the Fourier components f = 0, 1, ..., d//2."""
-        waves = kit.turns(self.frequencies.unsqueeze(-1) * offsets.to(torch.float64))
+        waves = kit.complex_exp(self.frequencies.unsqueeze(-1) * offsets.to(torch.float64))
         rows = [torch.ones_like(waves[:1]), waves]
         if self.head_dim % 2 == 0:
             rows.append(self._signs(offsets).to(waves.dtype).unsqueeze(0))
@@ -811,8 +820,8 @@ class DRoPE(Rotary, name="drope"):
 
     def __init__(self, *, step: Positive = 2 * math.pi / 360, pairing: Pairing = "interleaved", **sizes: int) -> None:
         kit.require_even("head_dim", sizes["head_dim"])
-        same = torch.full((1, sizes["head_dim"] // 2), step, dtype=torch.float64)
-        super().__init__(same, pairing=pairing, **sizes)
+        frequencies = torch.full((1, sizes["head_dim"] // 2), step, dtype=torch.float64)
+        super().__init__(frequencies, pairing=pairing, **sizes)
 
 
 class RopeLearned(RoPE, name="rope-learned"):
@@ -832,7 +841,7 @@ class RopeLearned(RoPE, name="rope-learned"):
     def __init__(self, *, per_head: bool = False, shared: bool = True, **inherited: Any) -> None:
         super().__init__(**inherited)
         self.shared = shared
-        self.offset = self.learned((self.num_heads if per_head else 1, self.head_dim // 2), nn.init.zeros_)
+        self.offset = self.new_parameter((self.num_heads if per_head else 1, self.head_dim // 2), nn.init.zeros_)
 
     def frequencies_at(self, k_positions: Positions) -> Frequencies:
         return self.frequencies + self.offset.to(torch.float64)
@@ -859,8 +868,9 @@ class HARoPE(RoPE, name="harope"):
         super().__init__(**inherited)
         self.map = map
         shape = (self.num_heads, self.head_dim, self.head_dim)
-        self.left, self.right = (self.learned(shape, nn.init.zeros_) for _ in range(2))
-        self.sigma = self.learned((self.num_heads, self.head_dim), partial(nn.init.constant_, val=math.log(math.e - 1)))
+        self.left, self.right = (self.new_parameter(shape, nn.init.zeros_) for _ in range(2))
+        init = partial(nn.init.constant_, val=math.log(math.e - 1))
+        self.sigma = self.new_parameter((self.num_heads, self.head_dim), init)
 
     def maps(self, dtype: torch.dtype) -> tuple[Float[Tensor, "H d d"], Float[Tensor, "H d d"]]:
         """The matrices that queries and keys are multiplied by."""
@@ -869,8 +879,8 @@ class HARoPE(RoPE, name="harope"):
         forward = (u * s) @ v.mT
         return forward, (u / s) @ v.mT if self.map == "inverse" else forward
 
-    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
-        wide = kit.widened(q.dtype)
-        on_q, on_k = self.maps(wide)
-        turned_q, turned_k = super().rotate(q.to(wide) @ on_q.mT, k.to(wide) @ on_k.mT, q_positions, k_positions)
-        return turned_q.to(q.dtype), turned_k.to(k.dtype)
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> RotatedQK:
+        wide = kit.wide_dtype(q.dtype)
+        map_q, map_k = self.maps(wide)
+        rotated_q, rotated_k = super().rotate(q.to(wide) @ map_q.mT, k.to(wide) @ map_k.mT, q_positions, k_positions)
+        return rotated_q.to(q.dtype), rotated_k.to(k.dtype)

@@ -12,16 +12,16 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from toeplens.ground.records import AtLeast1, Count, Dims, Number, Record, Text
+from toeplens.backends import DecoderSource
+from toeplens.backends.decoder.path_patching import iter_path_logits, paths_from
 from toeplens.lens import Batch, ablate_bands, ablate_heads, bootstrap_means
-from toeplens.lens.kit.interventions import examples_answers
-from toeplens.lens.kit.terms import written_out_profile
-from toeplens.sources import DecoderSource
-from toeplens.sources.decoder.paths import each_path, paths_from
+from toeplens.lens.kit.interventions import example_metrics
+from toeplens.lens.kit.terms import dense_profile
 from toeplens.tasks import Task
+from toeplens.utils.records import Dims, FiniteFloat, NonNegativeInt, PositiveInt, Record, StrictStr
 
-PLACES = ("first trigger", "second trigger", "last token")  # positions of queries and keys that are distinguished
-KEYS = (*PLACES, "itself", "others")
+QUERY_ROLES = ("first trigger", "second trigger", "last token")  # positions of queries and keys that are distinguished
+KEY_ROLES = (*QUERY_ROLES, "itself", "others")
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Circuit(Record):
     head        layer and head, from 0
     cost        ablation effect in nats
     examples    number of examples
-    attention   [3, 5] mean attention of the queries at `PLACES` on the keys at `KEYS`; a key with two of these roles
+    attention   [3, 5] mean attention of the `QUERY_ROLES` on the `KEY_ROLES`; a key with two of these roles
                 counts as the first; NaN if the sequences have no triggers
     offsets     [D] mean logit by distance, query minus key
     first       the smallest distance
@@ -42,17 +42,17 @@ class Circuit(Record):
     paths       [P] effect in nats of removing the head from the reader's input; low, high: bootstrap interval
     """
 
-    WORDS = "circuit"
+    LABEL = "circuit"
 
-    head: Annotated[list[Count], Field(min_length=2, max_length=2)]
-    cost: Number
-    examples: AtLeast1
+    head: Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)]
+    cost: FiniteFloat
+    examples: PositiveInt
     attention: Float[np.ndarray, "Q K"]
     offsets: Float[np.ndarray, "D"]
     first: int
     bands: Float[np.ndarray, "n"]
-    readers: Annotated[tuple[Text, ...], Dims("P")]
-    layers: Annotated[tuple[Count, ...], Dims("P")]
+    readers: Annotated[tuple[StrictStr, ...], Dims("P")]
+    layers: Annotated[tuple[NonNegativeInt, ...], Dims("P")]
     paths: Float[np.ndarray, "P"]
     low: Float[np.ndarray, "P"]
     high: Float[np.ndarray, "P"]
@@ -67,60 +67,60 @@ def circuit(source: DecoderSource, batches: Sequence[Batch], task: Task, seed: i
         task     task whose triggers are distinguished, if it has any
         seed     seed of the data
     """
-    found = ablate_heads(source, batches, metric="loss", cumulative=False, bootstrap=0)
-    layer, head = (int(place) for place in np.unravel_index(found.drops.argmax(), found.drops.shape))
+    ablation = ablate_heads(source, batches, metric="loss", cumulative=False, bootstrap=0)
+    layer, head = (int(i) for i in np.unravel_index(ablation.drops.argmax(), ablation.drops.shape))
     paths = paths_from(source.model, layer)
 
     def logits_of(index: int) -> Iterator[Tensor]:
         tokens, _, lengths = batches[index]
-        for logits in each_path(source.model, tokens, lengths, (layer, head)):
+        for logits in iter_path_logits(source.model, tokens, lengths, (layer, head)):
             yield logits.unsqueeze(0)
 
-    intact, changed = examples_answers(("loss",), batches, logits_of)
-    harm = (changed[0] - intact[0]).T
-    low, high = bootstrap_means(harm)
+    intact, ablated = example_metrics(("loss",), batches, logits_of)
+    effects = (ablated[0] - intact[0]).T
+    low, high = bootstrap_means(effects)
     tokens = torch.cat([batch[0] for batch in batches])
     lengths = None if batches[0][2] is None else torch.cat([batch[2] for batch in batches if batch[2] is not None])
     trace = next(iter(source.attention(tokens, lengths, layers=[layer], positions=None)))
     bands = np.empty(0)
-    if source.pairs[layer]:
+    if source.pairs_per_layer[layer]:
         bands = ablate_bands(source, batches, layers=[layer], bootstrap=0).drops[layer, head]
     return Circuit(
         head=[layer, head],
-        cost=float(harm[:, -1].mean()),
-        examples=len(harm),
-        attention=_attended(trace.weights()[:, head].double(), tokens, lengths, task.marked_words(seed)),
-        offsets=written_out_profile(trace).diagonal_means[head].cpu().numpy(),
+        cost=float(effects[:, -1].mean()),
+        examples=len(effects),
+        attention=_role_attention(trace.weights()[:, head].double(), tokens, lengths, task.marked_words(seed)),
+        offsets=dense_profile(trace).diagonal_means[head].cpu().numpy(),
         first=0 if trace.causal else 1 - tokens.shape[1],
         bands=bands,
         readers=tuple(path.reader for path in paths),
         layers=tuple(path.layer for path in paths),
-        paths=harm[:, :-1].mean(0),
+        paths=effects[:, :-1].mean(0),
         low=low[:-1],
         high=high[:-1],
     )
 
 
-def _attended(
+def _role_attention(
     weights: Float[Tensor, "b N N"], tokens: Tensor, lengths: Tensor | None, words: np.ndarray
 ) -> Float[np.ndarray, "Q K"]:
     """See `Circuit.attention`; over sequences with marked words at two or more positions."""
     marked = torch.isin(tokens, torch.as_tensor(words, device=tokens.device))
     ends = torch.full((len(tokens),), tokens.shape[1], device=tokens.device) if lengths is None else lengths
     marked &= torch.arange(tokens.shape[1], device=tokens.device) < ends[:, None]
-    some = marked.sum(1) > 1
-    if not bool(some.any()):
-        return np.full((len(PLACES), len(KEYS)), np.nan)
-    weights, marked, ends = weights[some], marked[some].int(), ends[some]
+    has_triggers = marked.sum(1) > 1
+    if not bool(has_triggers.any()):
+        return np.full((len(QUERY_ROLES), len(KEY_ROLES)), np.nan)
+    weights, marked, ends = weights[has_triggers], marked[has_triggers].int(), ends[has_triggers]
     first, last = marked.argmax(1), marked.shape[1] - 1 - marked.flip(1).argmax(1)
-    places = torch.stack((first, last, ends - 1), dim=1)
-    each = torch.arange(len(places), device=places.device)
+    positions = torch.stack((first, last, ends - 1), dim=1)
+    sequences = torch.arange(len(positions), device=positions.device)
     rows = []
-    for query in places.T:
-        given = weights[each, query].clone()
+    for query in positions.T:
+        remaining = weights[sequences, query].clone()
         row = []
-        for key in (*places.T, query):
-            row.append(given[each, key].clone())
-            given[each, key] = 0  # a key with two roles counts once
-        rows.append(torch.stack([*row, given.sum(1)]).mean(1))
+        for key in (*positions.T, query):
+            row.append(remaining[sequences, key].clone())
+            remaining[sequences, key] = 0  # a key with two roles counts once
+        rows.append(torch.stack([*row, remaining.sum(1)]).mean(1))
     return torch.stack(rows).cpu().numpy()

@@ -23,15 +23,15 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from toeplens.ground import EnvironmentFailure, InputError, invalid, write_bytes
-from toeplens.ground.errors import first_line
-from toeplens.ground.execution import ExecutionOptions
-from toeplens.ground.files import is_leftover, make_directory
-from toeplens.ground.outputs import LOCK
 from toeplens.training.run import CHECKPOINT, PROGRESS, RESULT
+from toeplens.utils import EnvironmentFailure, InputError, invalid, write_bytes
+from toeplens.utils.errors import first_line
+from toeplens.utils.execution import ExecutionOptions
+from toeplens.utils.files import is_leftover, make_directory
+from toeplens.utils.outputs import LOCK
 
 RUNS, _DRIVER, _STUDY = "runs", "driver.json", "study.json"
-_BEAT, _GONE = 20.0, 60.0  # seconds between a driver's heartbeats, and without one until it counts as dead
+_HEARTBEAT, _TIMEOUT = 20.0, 60.0  # seconds between a driver's heartbeats, and without one until it counts as dead
 
 Files = dict[str, bytes]  # contents of a directory by relative path
 
@@ -70,78 +70,78 @@ class Remote:
 
     def files(self) -> list[str]:
         """Names of all objects except runs and the driver's file."""
-        found = self._request("list", "", self._fs.find) or ()
-        names = [str(path).removeprefix(self._root).lstrip("/") for path in found]
+        paths = self._request("list", "", self._fs.find) or ()
+        names = [str(path).removeprefix(self._root).lstrip("/") for path in paths]
         return [name for name in names if name != _DRIVER and not name.startswith(f"{RUNS}/")]
 
     def fetch(self, directory: Path) -> Files:
         """Update a run's directory if the published run is further; returns the published files."""
-        name, here = f"{RUNS}/{directory.name}.zip", _files(directory)
-        if RESULT in here and self._request("read", name, self._fs.size) == len(_packed(here)):
-            return here
+        name, local_files = f"{RUNS}/{directory.name}.zip", _read_files(directory)
+        if RESULT in local_files and self._request("read", name, self._fs.size) == len(_zip_files(local_files)):
+            return local_files
         content = self.read(name)
         if content is None:
             return {}
         try:
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
-                there = {path: archive.read(path) for path in archive.namelist() if _is_inside(path)}
-            behind = _progress(here) < _progress(there)
+                remote_files = {path: archive.read(path) for path in archive.namelist() if _is_inside(path)}
+            is_behind = _progress_of(local_files) < _progress_of(remote_files)
         except (zipfile.BadZipFile, ValueError) as error:
             raise InputError(
                 f"out: {self.url}/{name} is damaged ({error}). Delete it to train the run again."
             ) from None
-        if behind:
-            for path in here.keys() - there.keys():
+        if is_behind:
+            for path in local_files.keys() - remote_files.keys():
                 (directory / path).unlink(missing_ok=True)
-            _write(directory, there)
-        return there
+            _write_files(directory, remote_files)
+        return remote_files
 
-    def publish(self, directory: Path, there: Files) -> Files:
-        """Publish a run's directory if it differs from ``there``; returns the published files."""
-        here = _files(directory)
-        if here != there:
-            self.write(f"{RUNS}/{directory.name}.zip", _packed(here))
-        return here
+    def publish(self, directory: Path, remote_files: Files) -> Files:
+        """Publish a run's directory if it differs from ``remote_files``; returns the published files."""
+        local_files = _read_files(directory)
+        if local_files != remote_files:
+            self.write(f"{RUNS}/{directory.name}.zip", _zip_files(local_files))
+        return local_files
 
-    def _request(self, what: str, name: str, ask: Any, *given: Any) -> Any:
+    def _request(self, action: str, name: str, call: Any, *arguments: Any) -> Any:
         try:
-            return ask(f"{self._root}/{name}", *given)
+            return call(f"{self._root}/{name}", *arguments)
         except Exception as error:  # file systems raise different errors for network, credentials, permissions
-            if isinstance(error, FileNotFoundError) and what != "write":
+            if isinstance(error, FileNotFoundError) and action != "write":
                 return None
-            raise EnvironmentFailure(f"Cannot {what} {self.url}/{name}: {first_line(error)}.") from None
+            raise EnvironmentFailure(f"Cannot {action} {self.url}/{name}: {first_line(error)}.") from None
 
     @contextmanager
-    def driven(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Be the only driver of this directory; raises `InputError` if another one is alive."""
         try:
-            other = json.loads(self.read(_DRIVER) or b"{}")
-            age = time.time() - float(other.get("time", 0.0))
+            driver = json.loads(self.read(_DRIVER) or b"{}")
+            age = time.time() - float(driver.get("time", 0.0))
         except (ValueError, TypeError, AttributeError):  # a damaged file counts as no driver
-            other, age = {}, _GONE
-        if age < _GONE and not _is_dead(other):
+            driver, age = {}, _TIMEOUT
+        if age < _TIMEOUT and not _is_dead(driver):
             raise InputError(
-                f"out: {self.url} is in use by process {other.get('process')} of {other.get('host')} (last seen "
+                f"out: {self.url} is in use by process {driver.get('process')} of {driver.get('host')} (last seen "
                 f"{max(0.0, age):.0f} seconds ago). Wait until it is done."
             )
-        ended = threading.Event()
+        stop_event = threading.Event()
 
-        def sign() -> None:
+        def write_heartbeat() -> None:
             owner = {"host": socket.gethostname(), "process": os.getpid(), "time": time.time()}
             self.write(_DRIVER, json.dumps(owner).encode())
 
-        def beat() -> None:
-            while not ended.wait(_BEAT):
+        def heartbeat_loop() -> None:
+            while not stop_event.wait(_HEARTBEAT):
                 with suppress(EnvironmentFailure):  # retried at the next beat
-                    sign()
+                    write_heartbeat()
 
-        sign()
-        thread = threading.Thread(target=beat, daemon=True)
+        write_heartbeat()
+        thread = threading.Thread(target=heartbeat_loop, daemon=True)
         thread.start()
         try:
             yield
         finally:
-            ended.set()
+            stop_event.set()
             thread.join()
             with suppress(EnvironmentFailure):
                 self._request("remove", _DRIVER, self._fs.rm_file)
@@ -152,56 +152,56 @@ def working_copy(url: str) -> Iterator[Path]:
     """A local working copy of ``url``: existing files are fetched first, and new ones published at the end.
 
     It is in ``toeplens/outputs`` of ``$TOEPLENS_CACHE``, ``$XDG_CACHE_HOME`` or ``~/.cache``, and may be deleted
-    between commands. Runs are fetched and published separately (`published`). Only one process at a time; a second one
+    between commands. Runs are fetched and published separately (`sync_run`). Only one process at a time; a second one
     raises `InputError`.
     """
     remote = Remote(url)
     cache = os.environ.get("TOEPLENS_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    named = f"{PurePosixPath(remote.url).name}-{hashlib.sha256(remote.url.encode()).hexdigest()[:12]}"
-    directory = make_directory(Path(cache) / "toeplens" / "outputs" / named)
-    with remote.driven():
+    cache_name = f"{PurePosixPath(remote.url).name}-{hashlib.sha256(remote.url.encode()).hexdigest()[:12]}"
+    directory = make_directory(Path(cache) / "toeplens" / "outputs" / cache_name)
+    with remote.lock():
         names = remote.files()
         if names and _STUDY not in names:
             raise InputError(f"out: {url} contains files that do not belong to a study. Choose another place.")
-        there = {name: remote.read(name) or b"" for name in names}
-        _write(directory, {name: content for name, content in there.items() if _is_inside(name)})
+        remote_files = {name: remote.read(name) or b"" for name in names}
+        _write_files(directory, {name: content for name, content in remote_files.items() if _is_inside(name)})
 
         def publish() -> None:
-            for name, content in _files(directory).items():
-                if not name.startswith(f"{RUNS}/") and there.get(name) != content:
+            for name, content in _read_files(directory).items():
+                if not name.startswith(f"{RUNS}/") and remote_files.get(name) != content:
                     remote.write(name, content)
 
-        with _finally(publish):
+        with _publish_at_end(publish):
             yield directory
 
 
 @contextmanager
-def published(directory: Path, limits: ExecutionOptions) -> Iterator[ExecutionOptions]:
-    """Fetch a run before work starts, and publish its progress, if ``limits`` have a URL.
+def sync_run(directory: Path, execution: ExecutionOptions) -> Iterator[ExecutionOptions]:
+    """Fetch a run before work starts, and publish its progress, if ``execution`` has a URL.
 
-    Inside, the limits' `should_stop` publishes new files every `checkpoint_seconds`, at points where no file is
+    The `should_stop` of the yielded options publishes new files every `checkpoint_seconds`, when no file is
     half-written. Failures are retried the next time, and raised at the end.
     """
-    if limits.publish is None:
-        yield limits
+    if execution.publish is None:
+        yield execution
         return
-    remote = Remote(limits.publish)
-    there, last = remote.fetch(directory), time.monotonic()
+    remote = Remote(execution.publish)
+    remote_files, last_time = remote.fetch(directory), time.monotonic()
 
     def should_stop() -> bool:
-        nonlocal there, last
-        if time.monotonic() - last >= limits.checkpoint_seconds:
+        nonlocal remote_files, last_time
+        if time.monotonic() - last_time >= execution.checkpoint_seconds:
             with suppress(EnvironmentFailure):
-                there = remote.publish(directory, there)
-            last = time.monotonic()
-        return limits.should_stop()
+                remote_files = remote.publish(directory, remote_files)
+            last_time = time.monotonic()
+        return execution.should_stop()
 
-    with _finally(lambda: remote.publish(directory, there)):
-        yield replace(limits, should_stop=should_stop)
+    with _publish_at_end(lambda: remote.publish(directory, remote_files)):
+        yield replace(execution, should_stop=should_stop)
 
 
 @contextmanager
-def _finally(publish: Callable[[], Any]) -> Iterator[None]:
+def _publish_at_end(publish: Callable[[], Any]) -> Iterator[None]:
     """Publish at the end; an earlier exception takes precedence."""
     try:
         yield
@@ -212,7 +212,7 @@ def _finally(publish: Callable[[], Any]) -> Iterator[None]:
     publish()
 
 
-def _files(directory: Path) -> Files:
+def _read_files(directory: Path) -> Files:
     return {
         path.relative_to(directory).as_posix(): path.read_bytes()
         for path in sorted(directory.rglob("*"))
@@ -220,14 +220,14 @@ def _files(directory: Path) -> Files:
     }
 
 
-def _write(directory: Path, files: Files) -> None:
-    last = (CHECKPOINT, PROGRESS, RESULT)  # as they state the progress of the others
-    for path in [*(each for each in files if each not in last), *(each for each in last if each in files)]:
+def _write_files(directory: Path, files: Files) -> None:
+    final = (CHECKPOINT, PROGRESS, RESULT)  # as they state the progress of the others
+    for path in [*(name for name in files if name not in final), *(name for name in final if name in files)]:
         make_directory((directory / path).parent)
         write_bytes(directory / path, files[path])
 
 
-def _packed(files: Files) -> bytes:
+def _zip_files(files: Files) -> bytes:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         for path in files:
@@ -235,7 +235,7 @@ def _packed(files: Files) -> bytes:
     return content.getvalue()
 
 
-def _progress(files: Files) -> tuple[bool, int, int, int]:
+def _progress_of(files: Files) -> tuple[bool, int, int, int]:
     """Comparable progress of a run: whether it is trained, steps, number of records, number of parts."""
     parts = sum("/" in path for path in files)
     step = int(json.loads(files.get(PROGRESS, b"{}")).get("step", 0))

@@ -1,6 +1,8 @@
 """Use any encoding in a transformers model: install, train, save, load and uninstall it."""
 
-from toeplens.sources.huggingface.install import Host, install, uninstall
-from toeplens.sources.huggingface.load import load
+from toeplens.backends.hf.install import PatchedModel, install, uninstall
+from toeplens.backends.hf.load import load
+from toeplens.utils.renamed import renamed_getattr
 
-__all__ = ["Host", "install", "load", "uninstall"]
+__all__ = ["PatchedModel", "install", "load", "uninstall"]
+__getattr__ = renamed_getattr(__name__)

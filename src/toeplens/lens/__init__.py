@@ -9,8 +9,8 @@ from toeplens.lens.ablation import (
     HeadAblation,
     HeadSets,
     LayerDeposit,
-    ablate_by,
     ablate_heads,
+    ablate_heads_by_metric,
     check_estimates,
     cumulative_ablation,
     deposit,
@@ -38,11 +38,11 @@ from toeplens.lens.gradients import (
     seed_strength,
 )
 from toeplens.lens.head_types.behaviour import Behaviour, PermutationScores, behaviour, permutation_scores
-from toeplens.lens.head_types.patterns import Patterns, PatternSums, Retrieval, retrieval
-from toeplens.lens.kit.intervals import Estimate, bootstrap_means, over_seeds
-from toeplens.lens.kit.interventions import Batch, Memory
+from toeplens.lens.head_types.patterns import Patterns, PatternSums, RetrievalScores, retrieval
+from toeplens.lens.kit.intervals import Estimate, bootstrap_means, mean_over_seeds
+from toeplens.lens.kit.interventions import AblationCache, Batch
 from toeplens.lens.kit.position import Split, position_means, position_parts
-from toeplens.lens.kit.terms import NoForm, Shares
+from toeplens.lens.kit.terms import NotSeparable, TermShares
 from toeplens.lens.kit.toeplitz import ToeplitzProfile, toeplitz_part, toeplitz_profile
 from toeplens.lens.kit.trace import AttentionTrace, LayerTrace, Source
 from toeplens.lens.logits import KINDS, LogitParts, Relevance, decompose
@@ -64,10 +64,12 @@ from toeplens.lens.toeplitz.spectrum import (
     symbol,
     szego,
 )
+from toeplens.utils.renamed import renamed_getattr
 
 __all__ = [
     "KINDS",
     "THRESHOLDS",
+    "AblationCache",
     "AttentionTrace",
     "BandAblation",
     "Batch",
@@ -86,8 +88,7 @@ __all__ = [
     "LayerTrace",
     "LogitParts",
     "Margins",
-    "Memory",
-    "NoForm",
+    "NotSeparable",
     "PatternSums",
     "Patterns",
     "PermutationScores",
@@ -95,17 +96,17 @@ __all__ = [
     "PositionalDrift",
     "Relevance",
     "Representation",
-    "Retrieval",
+    "RetrievalScores",
     "RotaryOffsets",
     "SeedStrength",
-    "Shares",
     "Source",
     "Split",
     "Szego",
+    "TermShares",
     "ToeplitzProfile",
     "ablate_bands",
-    "ablate_by",
     "ablate_heads",
+    "ablate_heads_by_metric",
     "behaviour",
     "bootstrap_means",
     "check_estimates",
@@ -120,8 +121,8 @@ __all__ = [
     "head_sets",
     "hermitian_part",
     "margins",
+    "mean_over_seeds",
     "neighbour_error",
-    "over_seeds",
     "permutation_scores",
     "position_means",
     "position_parts",
@@ -138,3 +139,4 @@ __all__ = [
     "toeplitz_part",
     "toeplitz_profile",
 ]
+__getattr__ = renamed_getattr(__name__)

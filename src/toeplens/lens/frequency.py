@@ -16,16 +16,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from toeplens.encodings import BandControl, PositionalEncoding, Rotary
+from toeplens.encodings import FrequencyMask, PositionalEncoding, Rotary
 from toeplens.encodings.rotary import Pairing
-from toeplens.ground import InputError, choose, invalid
-from toeplens.ground.records import AtLeast1, Count, Record
-from toeplens.lens.kit import terms
+from toeplens.lens.kit import separable_keys, terms
 from toeplens.lens.kit.intervals import bootstrap_means
-from toeplens.lens.kit.interventions import Batch, Metric, counted_batches, examples_answers, harm
-from toeplens.lens.kit.movable import Given, MovableKeys, in_bhnd, movable_from, parts_of
-from toeplens.lens.kit.toeplitz import Layout, as_bhnd, over_keys
-from toeplens.lens.kit.trace import AttentionTrace, Counted, LayerTrace, Source
+from toeplens.lens.kit.interventions import Batch, Metric, counted_batches, example_metrics, harm
+from toeplens.lens.kit.separable_keys import AttentionOptions, SeparableKeys, iter_layer_keys, query_blocks
+from toeplens.lens.kit.toeplitz import Layout, sum_over_keys, to_bhnd
+from toeplens.lens.kit.trace import AttentionTrace, CountedQueries, LayerTrace, Source
+from toeplens.utils import InputError, choose, invalid
+from toeplens.utils.records import NonNegativeInt, PositiveInt, Record
 
 
 class RotaryOffsets(NamedTuple):
@@ -58,14 +58,14 @@ def rotary_offsets(
     ours. ``pairs`` is the number of rotated pairs; the other arguments are as in `toeplens.lens.behaviour`. Raises
     `InputError` for shapes that do not fit.
     """
-    q, k = as_bhnd(q, k, layout, required=True)
+    q, k = to_bhnd(q, k, layout, required=True)
     if not 0 <= 2 * pairs <= q.shape[-1] or q.shape[1] % k.shape[1]:
         raise invalid("pairs", f"fit the dimensions of q {list(q.shape)} and k {list(k.shape)}", pairs)
     order = terms.pair_numbers(pairs, pairing, q.device).argsort(stable=True)
-    there = torch.ones(len(q), q.shape[2], dtype=torch.float64, device=q.device)
+    present = torch.ones(len(q), q.shape[2], dtype=torch.float64, device=q.device)
     if lengths is not None:
-        there = (torch.arange(q.shape[2], device=q.device) < lengths.to(q.device).unsqueeze(1)).double()
-    weight = (there / there.sum())[:, None, None, :]
+        present = (torch.arange(q.shape[2], device=q.device) < lengths.to(q.device).unsqueeze(1)).double()
+    weight = (present / present.sum())[:, None, None, :]
     means, sizes = [], []
     for x in (q[..., order].double(), k[..., order].double()):
         means.append(torch.view_as_complex((weight @ x).sum((0, 2)).unflatten(-1, (-1, 2))))
@@ -75,7 +75,7 @@ def rotary_offsets(
     return RotaryOffsets(strength, (means[0] * means[1][group].conj()).angle())
 
 
-_AT_ONCE = 1 << 19  # target size of a working tensor [sequences, heads, positions, dimensions]
+_MAX_ELEMENTS = 1 << 19  # target size of a working tensor [sequences, heads, positions, dimensions]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class FrequencyRecord(Record):
     centre, massive  `FrequencyUse.centre`; the share of the largest dimension in the energy of queries, and of keys
     """
 
-    layers: tuple[Count, ...]
+    layers: tuple[NonNegativeInt, ...]
     frequencies: Float[np.ndarray, "*LH F"]
     norms: Float[np.ndarray, "*LH F+1"]
     logits: Float[np.ndarray, "*LH F+2"]
@@ -120,7 +120,7 @@ class FrequencyUse:
     layers: tuple[int, ...]
     frequencies: Float[Tensor, "*LH n"]
     norms: Float[Tensor, "*LH g"]
-    shares: terms.Shares
+    shares: terms.TermShares
     variance: Float[Tensor, "*LH"]
     q_energy: Float[Tensor, "*LH d"]
     k_energy: Float[Tensor, "*LH d"]
@@ -147,9 +147,9 @@ class FrequencyUse:
 
         A uniform spread gives top / d.
         """
-        most = self.q_energy.shape[-1]
-        if not 1 <= top <= most:
-            raise invalid("top", f"be from 1 to {most} (the head dimension)", top)
+        head_dim = self.q_energy.shape[-1]
+        if not 1 <= top <= head_dim:
+            raise invalid("top", f"be from 1 to {head_dim} (the head dimension)", top)
         q, k = (energy.topk(top, dim=-1).values.sum(-1) for energy in (self.q_energy, self.k_energy))
         return q, k
 
@@ -158,9 +158,9 @@ class FrequencyUse:
 
         0 is one radian per position, in either direction; NaN without a positive share.
         """
-        turned = self.frequencies.nan_to_num() != 0
-        weight = self.shares.logits[..., 1:-1].clamp(min=0) * turned
-        octaves = torch.where(turned, self.frequencies.abs(), torch.ones_like(self.frequencies)).log2()
+        rotated = self.frequencies.nan_to_num() != 0
+        weight = self.shares.logits[..., 1:-1].clamp(min=0) * rotated
+        octaves = torch.where(rotated, self.frequencies.abs(), torch.ones_like(self.frequencies)).log2()
         return (weight * octaves).sum(-1) / weight.sum(-1)
 
 
@@ -168,93 +168,98 @@ class FrequencyUse:
 def frequency_use(
     q: Float[Tensor, "*_B _N _d"] | AttentionTrace | LayerTrace,
     k: Float[Tensor, "*_B2 _N _d"] | None = None,
-    **around: Any,
+    **arguments: Any,
 ) -> FrequencyUse:
     """Norm and variance use of every frequency, for the layers of a trace or for tensors.
 
     Exact, in O(N d^2) time per head, in float64, over all visible pairs of all sequences.
 
     Arguments
-        q        [..., H, N, d] queries, or [N, d], before any rotation; or an `AttentionTrace` or one of its layers,
-                 from which the rest is read
-        k        [..., G, N, d] keys, before any rotation; head h reads key head h // (H / G). Or [N, d]
-        around   as in `toeplens.lens.behaviour`
+        q          [..., H, N, d] queries, or [N, d], before any rotation; or an `AttentionTrace` or one of its layers,
+                   from which the rest is read
+        k          [..., G, N, d] keys, before any rotation; head h reads key head h // (H / G). Or [N, d]
+        arguments  as in `toeplens.lens.behaviour`
 
-    Raises `InputError` for tensors that do not fit or are not finite, and its subclass `NoForm` for encodings whose
-    logits are not a sum over pairs of dimensions plus a bias.
+    Raises `InputError` for tensors that do not fit or are not finite, and its subclass `NotSeparable` for encodings
+    whose logits are not a sum over pairs of dimensions plus a bias.
     """
-    given = Given(**around)
+    options = AttentionOptions(**arguments)
     if not isinstance(q, Tensor):
-        given.require_trace_alone(k)
+        options.require_trace_alone(k)
         if isinstance(q, LayerTrace):
-            return _layer_use(q, given.counted)
-        found = [_layer_use(layer, given.counted) for layer in q]
-        most = max(one.frequencies.shape[-1] for one in found)
-        return _together(tuple(q.layers), [_with_columns(one, most) for one in found])
+            return _use_of_layer(q, options.counted)
+        results = [_use_of_layer(layer, options.counted) for layer in q]
+        num_pairs = max(use.frequencies.shape[-1] for use in results)
+        return _stack_uses(tuple(q.layers), [_pad_pairs(use, num_pairs) for use in results])
     if k is not None:
-        q, k, given = in_bhnd(q, k, given)
-    [(_, _, keys)] = movable_from(q, k, given)
-    rates = given.rotation
-    if not isinstance(keys, MovableKeys):
-        raise terms.NoForm(
-            f"rotation: logits of {type(rates).__name__} are not a sum over pairs of dimensions and a bias."
+        q, k, options = separable_keys.options_to_bhnd(q, k, options)
+    [(_, _, keys)] = iter_layer_keys(q, k, options)
+    rotation = options.rotation
+    if not isinstance(keys, SeparableKeys):
+        raise terms.NotSeparable(
+            f"rotation: logits of {type(rotation).__name__} are not a sum over pairs of dimensions and a bias."
         )
     assert k is not None
-    if isinstance(rates, PositionalEncoding):  # the frequencies for sequences of this length
-        places = torch.arange(q.shape[-2], device=q.device)
-        rates = rates.frequencies_at(places.to(rates.frequencies.device)) if isinstance(rates, Rotary) else None
-    plain = q.ndim == 2
-    one = _use(keys, *((q[None], k[None]) if plain else (q, k)), rates)
-    return _together((), [one], lambda found: found[0][0]) if plain else one
+    if isinstance(rotation, PositionalEncoding):  # the frequencies for sequences of this length
+        encoding, rotation = rotation, None
+        if isinstance(encoding, Rotary):
+            rotation = encoding.frequencies_at(torch.arange(q.shape[-2], device=encoding.frequencies.device))
+    is_matrix = q.ndim == 2
+    use = _compute_use(keys, *((q[None], k[None]) if is_matrix else (q, k)), rotation)
+    return _stack_uses((), [use], lambda results: results[0][0]) if is_matrix else use
 
 
-def _together(
-    layers: tuple[int, ...], found: list[FrequencyUse], join: Callable[[list[Tensor]], Tensor] = torch.stack
+def _stack_uses(
+    layers: tuple[int, ...], uses: list[FrequencyUse], join: Callable[[list[Tensor]], Tensor] = torch.stack
 ) -> FrequencyUse:
-    made = {
-        field.name: join([getattr(one, field.name) for one in found])
+    values = {
+        field.name: join([getattr(use, field.name) for use in uses])
         for field in fields(FrequencyUse)
         if field.name not in ("layers", "shares")
     }
-    shares = terms.Shares(join([one.shares.logits for one in found]), join([one.shares.softmax for one in found]))
-    return FrequencyUse(layers=layers, shares=shares, **made)
+    shares = terms.TermShares(join([use.shares.logits for use in uses]), join([use.shares.softmax for use in uses]))
+    return FrequencyUse(layers=layers, shares=shares, **values)
 
 
-def _with_columns(use: FrequencyUse, pairs: int) -> FrequencyUse:
+def _pad_pairs(use: FrequencyUse, pairs: int) -> FrequencyUse:
     """The use of one layer, padded to this number of frequencies."""
-    more = pairs - use.frequencies.shape[-1]
+    missing = pairs - use.frequencies.shape[-1]
     both = use.shares.logits, use.shares.softmax
-    shares = terms.Shares(*(torch.cat((x[..., :-1], x.new_zeros(len(x), more), x[..., -1:]), dim=-1) for x in both))
-    frequencies = F.pad(use.frequencies, (0, more), value=torch.nan)
-    return replace(use, frequencies=frequencies, norms=F.pad(use.norms, (0, more)), shares=shares)
+    padded = (torch.cat((x[..., :-1], x.new_zeros(len(x), missing), x[..., -1:]), dim=-1) for x in both)
+    shares = terms.TermShares(*padded)
+    frequencies = F.pad(use.frequencies, (0, missing), value=torch.nan)
+    return replace(use, frequencies=frequencies, norms=F.pad(use.norms, (0, missing)), shares=shares)
 
 
-def _layer_use(layer: LayerTrace, counted: Counted) -> FrequencyUse:
+def _use_of_layer(layer: LayerTrace, counted: CountedQueries) -> FrequencyUse:
     encoding, name = layer.encoding, type(layer.encoding).__name__
     if encoding.data_dependent or encoding.overrides("transform_logits") or encoding.overrides("transform_weights"):
-        raise terms.NoForm(f"encoding: logits of {name} are not a sum over pairs of dimensions and a bias.")
+        raise terms.NotSeparable(f"encoding: logits of {name} are not a sum over pairs of dimensions and a bias.")
     rotation = terms.rotation_of(layer)
-    [(_, _, keys)] = movable_from(layer, None, Given(split="none", counted=counted))
-    if not isinstance(keys, MovableKeys) or (rotation is None and keys.pairs):
-        raise terms.NoForm(f"encoding: {name} does not rotate pairs of dimensions by a function of the offset only.")
+    [(_, _, keys)] = iter_layer_keys(layer, None, AttentionOptions(split="none", counted=counted))
+    if not isinstance(keys, SeparableKeys) or (rotation is None and keys.num_pairs):
+        problem = "does not rotate pairs of dimensions by a function of the offset only"
+        raise terms.NotSeparable(f"encoding: {name} {problem}.")
     table = None if keys.table is None else terms.bias_by_position(layer)  # in the layer's precision
-    return _use(replace(keys, table=table), layer.q, layer.k, None if rotation is None else rotation.frequencies)
+    frequencies = None if rotation is None else rotation.frequencies
+    return _compute_use(replace(keys, table=table), layer.q, layer.k, frequencies)
 
 
 def _shares_by_group(
-    wholes: Iterable[terms.Whole], groups: Int[Tensor, "d"], count: int, pairs: float
-) -> tuple[terms.Shares, Float[Tensor, "H"]]:
+    logit_batches: Iterable[terms.BatchLogits], groups: Int[Tensor, "d"], count: int, num_pairs: float
+) -> tuple[terms.TermShares, Float[Tensor, "H"]]:
     """The shares of each group of dimensions and of the fixed term, and the variance, from all sequences' logits."""
-    found = []
-    for one in wholes:
-        part = one.products(one.q, one.k)
-        bias = torch.zeros_like(part[..., 0]) + sum(map(one.known, one.fixed))
-        energy = part[1].abs().sum(-1) + bias[1].abs()
-        found.append((part.sum(-1) + bias, terms.grouped(part, groups, count), bias, energy))
-    total, part, bias, energy = (torch.stack(each).sum(0) for each in zip(*found, strict=True))
-    variances = terms.spread(total, total, pairs)
-    spreads = [*terms.by_column(terms.spread(part, total, pairs)), terms.spread(bias, total, pairs)]
-    return terms.shares_of(spreads, variances, energy), (variances[0] / pairs).clamp(min=0)
+    sums = []
+    for logits in logit_batches:
+        products = logits.product_sums(logits.q, logits.k)
+        bias = torch.zeros_like(products[..., 0]) + sum(map(logits.fixed_sums, logits.fixed))
+        energy = products[1].abs().sum(-1) + bias[1].abs()
+        sums.append((products.sum(-1) + bias, terms.sum_by_group(products, groups, count), bias, energy))
+    total, products, bias, energy = (torch.stack(values).sum(0) for values in zip(*sums, strict=True))
+    variances = terms.centred_sums(total, total, num_pairs)
+    groups_and_bias = terms.split_columns(terms.centred_sums(products, total, num_pairs))
+    groups_and_bias.append(terms.centred_sums(bias, total, num_pairs))
+    return terms.shares_of(groups_and_bias, variances, energy), (variances[0] / num_pairs).clamp(min=0)
 
 
 def _energy_shares(x: Float[Tensor, "B H N d"]) -> Float[Tensor, "H d"]:
@@ -263,8 +268,8 @@ def _energy_shares(x: Float[Tensor, "B H N d"]) -> Float[Tensor, "H d"]:
     return energy / energy.sum(-1, keepdim=True)
 
 
-def _use(
-    keys: MovableKeys,
+def _compute_use(
+    keys: SeparableKeys,
     q: Float[Tensor, "*_B _H _N _d"],
     k: Float[Tensor, "*_B2 _G _N _d"],
     rotation: Float[Tensor, "*_H2 _n"] | None,
@@ -272,65 +277,67 @@ def _use(
     """The use of queries and keys, given before the rotation too, with the frequencies of the rotation."""
     q, k = (x.reshape(-1, *x.shape[-3:]) for x in (q, k))
     heads, length, width = q.shape[1:]
-    present, asked = _counted(keys)
-    pairs = float(keys.seen().sum())
+    present, query_mask = _key_and_query_masks(keys)
+    num_pairs = float(keys.num_visible().sum())
     frequencies = (q.new_zeros(1, 0) if rotation is None else rotation).double().expand(heads, -1)
-    together = max(1, _AT_ONCE // (length * width))
-    found = []
-    for start in range(0, heads, together):
-        some = slice(start, min(start + together, heads))
-        wholes = _wholes(keys, some, max(1, _AT_ONCE // (length * width * together)))
-        once, each = keys.key_heads(some).unique(return_inverse=True)
-        own_q, own_k = (
-            terms.where_present(q[:, some].double(), asked),
-            terms.where_present(k[:, once].double(), present),
-        )
-        norms, others = (terms.grouped(x.square(), keys.groups, 1 + keys.pairs).sqrt() for x in (own_q, own_k))
+    heads_per_step = max(1, _MAX_ELEMENTS // (length * width))
+    uses = []
+    for start in range(0, heads, heads_per_step):
+        head_slice = slice(start, min(start + heads_per_step, heads))
+        logit_batches = _logit_batches(keys, head_slice, max(1, _MAX_ELEMENTS // (length * width * heads_per_step)))
+        key_heads, key_index = keys.key_heads(head_slice).unique(return_inverse=True)
+        masked_q = terms.zero_padding(q[:, head_slice].double(), query_mask)
+        masked_k = terms.zero_padding(k[:, key_heads].double(), present)
+        groups = keys.groups, 1 + keys.num_pairs
+        norms, key_norms = (terms.sum_by_group(x.square(), *groups).sqrt() for x in (masked_q, masked_k))
         total = norms.new_zeros(norms.shape[1], norms.shape[3])
-        for part in parts_of(replace(keys, q=norms, content=others, bias=None, table=None)):
-            own = part.keys
-            seen = own.q if own.asked is None else terms.where_present(own.q, own.asked)
-            total += (seen * over_keys(own.content, own.causal, own.window)[:, each]).sum((0, 2))
-        shares, variance = _shares_by_group(wholes, keys.groups, 1 + keys.pairs, pairs)
-        energies = _energy_shares(own_q), _energy_shares(own_k)[each]
-        found.append(FrequencyUse((), frequencies[some], total / pairs, shares, variance, *energies))
-    return _together((), found, torch.cat)
+        for block in query_blocks(replace(keys, q=norms, content=key_norms, bias=None, table=None)):
+            part = block.keys
+            query_norms = part.q if part.query_mask is None else terms.zero_padding(part.q, part.query_mask)
+            key_sums = sum_over_keys(part.content, part.causal, part.window)[:, key_index]
+            total += (query_norms * key_sums).sum((0, 2))
+        shares, variance = _shares_by_group(logit_batches, keys.groups, 1 + keys.num_pairs, num_pairs)
+        energies = _energy_shares(masked_q), _energy_shares(masked_k)[key_index]
+        uses.append(FrequencyUse((), frequencies[head_slice], total / num_pairs, shares, variance, *energies))
+    return _stack_uses((), uses, torch.cat)
 
 
-def _counted(keys: MovableKeys) -> tuple[Bool[Tensor, "B N"], Bool[Tensor, "B N"]]:
+def _key_and_query_masks(keys: SeparableKeys) -> tuple[Bool[Tensor, "B N"], Bool[Tensor, "B N"]]:
     """The keys and the queries that count."""
     present = torch.arange(keys.q.shape[2], device=keys.q.device) < keys.ends.unsqueeze(1)
-    return present, present if keys.asked is None else present & keys.asked
+    return present, present if keys.query_mask is None else present & keys.query_mask
 
 
-def _wholes(whole: MovableKeys, heads: slice, at_once: int) -> Iterator[terms.Whole]:
-    """The logits of some heads, of ``at_once`` sequences at a time."""
+def _logit_batches(all_keys: SeparableKeys, heads: slice, batch_size: int) -> Iterator[terms.BatchLogits]:
+    """The logits of some heads, of ``batch_size`` sequences at a time."""
 
-    def own(x: Tensor, dim: int = 0) -> Tensor:
+    def select_heads(x: Tensor, dim: int = 0) -> Tensor:
         return x if x.shape[dim] == 1 else x.narrow(dim, heads.start, heads.stop - heads.start)
 
-    of_key, fixed = whole.key_heads(heads), []
-    for part in parts_of(whole):
-        keys = part.keys
-        turns, length = own(keys.turns), keys.q.shape[2]
-        once, each = of_key.unique(return_inverse=True) if len(turns) == 1 else (of_key, slice(None))
+    head_keys, fixed = all_keys.key_heads(heads), []
+    for block in query_blocks(all_keys):
+        keys = block.keys
+        factors, length = select_heads(keys.phase_factors), keys.q.shape[2]
+        is_shared = len(factors) == 1
+        key_heads, key_index = head_keys.unique(return_inverse=True) if is_shared else (head_keys, slice(None))
         if keys.bias is not None:  # at all offsets, 0 where no key is visible
-            bias = own(keys.bias).double().expand(len(of_key), -1)
-            fixed = [terms.Offsets.of(bias, length, keys.causal, keys.window)]
-        present, asked = _counted(keys)
-        for start in range(0, len(present), at_once):
-            some = slice(start, start + at_once)
+            bias = select_heads(keys.bias).double().expand(len(head_keys), -1)
+            fixed = [terms.ToeplitzMatrix.from_bias(bias, length, keys.causal, keys.window)]
+        present, query_mask = _key_and_query_masks(keys)
+        for start in range(0, len(present), batch_size):
+            sequences = slice(start, start + batch_size)
             if keys.table is not None:
-                table = own(keys.table if len(keys.table) == 1 else keys.table[some], 1).double()
-                seen = keys.visible(torch.arange(length, device=table.device))[some] & asked[some].unsqueeze(-1)
-                fixed = [terms.Written((table * seen.unsqueeze(1)).expand(-1, len(of_key), -1, -1))]
-            q = terms.where_present(keys.q[some, heads], asked[some])
-            k = terms.where_present(keys.content[some][:, once].double(), present[some])
-            k = terms.turned_pairs(k, keys.groups, turns.conj())[:, each]
-            yield terms.Whole(q, k, fixed, present[some], keys.causal, asked[some], keys.window)
+                table = select_heads(keys.table if len(keys.table) == 1 else keys.table[sequences], 1).double()
+                visible = keys.visible_mask(torch.arange(length, device=table.device))[sequences]
+                visible = (visible & query_mask[sequences].unsqueeze(-1)).unsqueeze(1)
+                fixed = [terms.DenseMatrix((table * visible).expand(-1, len(head_keys), -1, -1))]
+            q = terms.zero_padding(keys.q[sequences, heads], query_mask[sequences])
+            k = terms.zero_padding(keys.content[sequences][:, key_heads].double(), present[sequences])
+            k = terms.rotate_pairs(k, keys.groups, factors.conj())[:, key_index]
+            yield terms.BatchLogits(q, k, fixed, present[sequences], keys.causal, query_mask[sequences], keys.window)
 
 
-Off = Literal["rotation", "pair"]
+BandRemoval = Literal["rotation", "pair"]
 
 
 @dataclass(frozen=True)
@@ -346,15 +353,15 @@ class BandAblation(Record):
     off        ``rotation``: the pair is not rotated, but its content still counts; ``pair``: the pair is removed
     """
 
-    WORDS = "band ablation"
+    LABEL = "band ablation"
 
     drops: Float[np.ndarray, "L H n"]
     low: Float[np.ndarray, "L H n"]
     high: Float[np.ndarray, "L H n"]
     baseline: float
-    examples: AtLeast1
+    examples: PositiveInt
     metric: Metric
-    off: Off
+    off: BandRemoval
 
 
 @torch.no_grad()
@@ -362,7 +369,7 @@ def ablate_bands(
     source: Source,
     batches: Iterable[Batch],
     *,
-    off: Off = "rotation",
+    off: BandRemoval = "rotation",
     metric: Metric = "loss",
     layers: Collection[int] | None = None,
     bootstrap: int = 1000,
@@ -373,41 +380,41 @@ def ablate_bands(
     with one head changed at a time: as much work as n head ablations.
 
     Arguments
-        source     a model with a rotation in at least one layer (`toeplens.sources`)
+        source     a model with a rotation in at least one layer (`toeplens.backends`)
         batches, metric, bootstrap  as in `toeplens.lens.ablate_heads`
         off        how the band is removed, see `BandAblation`
         layers     the layers to ablate (default: all with a rotation); the others are NaN
     """
-    choose("off", off, get_args(Off))
+    choose("off", off, get_args(BandRemoval))
     choose("metric", metric, get_args(Metric))
-    kept, pairs = counted_batches(batches), source.pairs
-    most = max(pairs)
-    if most == 0:
+    batch_list, pairs = counted_batches(batches), source.pairs_per_layer
+    max_pairs = max(pairs)
+    if max_pairs == 0:
         raise InputError("encoding: no layer of this model rotates pairs of dimensions.")
-    wanted = range(len(pairs)) if layers is None else layers
-    places = [(layer, band) for layer, count in enumerate(pairs) if layer in wanted for band in range(count)]
-    if not places:
-        turning = [layer for layer, count in enumerate(pairs) if count]
-        raise invalid("layers", f"include a layer with a rotation ({turning})", list(wanted))
-    one_by_one = 1 - torch.eye(source.num_heads)
+    chosen_layers = range(len(pairs)) if layers is None else layers
+    bands = [(layer, band) for layer, count in enumerate(pairs) if layer in chosen_layers for band in range(count)]
+    if not bands:
+        rotary_layers = [layer for layer, count in enumerate(pairs) if count]
+        raise invalid("layers", f"include a layer with a rotation ({rotary_layers})", list(chosen_layers))
+    single_head_gains = 1 - torch.eye(source.num_heads)
 
-    def answers(index: int) -> Iterator[Tensor]:
-        tokens, _, lengths = kept[index]
+    def logits_of(index: int) -> Iterator[Tensor]:
+        tokens, _, lengths = batch_list[index]
         for layer, state in enumerate(source.states(tokens, lengths)):
             if not layer:
                 yield source.replay(state, torch.ones(1, source.num_heads))
-            for band in range(pairs[layer]) if layer in wanted else ():
-                control = BandControl(**{"still" if off == "rotation" else "silent": (band,)})
-                yield source.replay(state, one_by_one, [source.outputs_under(state, control)])
+            for band in range(pairs[layer]) if layer in chosen_layers else ():
+                frequency_mask = FrequencyMask(**{"freeze" if off == "rotation" else "drop": (band,)})
+                yield source.replay(state, single_head_gains, [source.head_outputs_with(state, frequency_mask)])
 
-    (before,), (after,) = examples_answers([metric], kept, answers)
-    harms = harm(metric, before, after)
+    (intact,), (changed,) = example_metrics([metric], batch_list, logits_of)
+    harms = harm(metric, intact, changed)
     low, high = bootstrap_means(harms.T, samples=bootstrap)
-    shape = (source.num_layers, source.num_heads, most)
+    shape = (source.num_layers, source.num_heads, max_pairs)
 
     filled = np.full((3, *shape), np.nan)
-    layer, band = np.transpose(places)
+    layer, band = np.transpose(bands)
     for array, values in zip(filled, (harms.mean(-1), low, high), strict=True):
-        array[layer, :, band] = values.reshape(len(places), -1)
+        array[layer, :, band] = values.reshape(len(bands), -1)
     drops, low, high = filled
-    return BandAblation(drops, low, high, float(before.mean()), len(before), metric, off)
+    return BandAblation(drops, low, high, float(intact.mean()), len(intact), metric, off)

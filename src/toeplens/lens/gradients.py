@@ -16,29 +16,29 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from toeplens.ground import InputError, choose, invalid
-from toeplens.ground.records import AtLeast1, Positive, Record
-from toeplens.lens.kit.intervals import TAILS
-from toeplens.lens.kit.interventions import Batch, counts
-from toeplens.lens.kit.position import FOLDS, effect_variance, in_float64, known_key_part
+from toeplens.lens.kit.intervals import INTERVAL_QUANTILES
+from toeplens.lens.kit.interventions import Batch, is_counted
+from toeplens.lens.kit.position import FOLDS, effect_variance, known_key_part, to_float64
 from toeplens.lens.kit.trace import LayerTrace
+from toeplens.utils import InputError, choose, invalid
+from toeplens.utils.records import NonNegative, PositiveInt, Record
 
 
 @dataclass(frozen=True)
 class ProjectionInputs:
     """The inputs of a layer's W_Q and W_K, so that q = W_Q queries and k = W_K keys, up to biases.
 
-    queries   at the queries that are computed
-    keys      for latent attention the concatenation of the latent vector and the layer's input
-    key_part  the part of ``keys`` that comes from the vectors added at the input, with norm statistics fixed; None if
-              that part is not known exactly
-    own       True where a head's W_K has weights; None if everywhere
+    queries      at the queries that are computed
+    keys         for latent attention the concatenation of the latent vector and the layer's input
+    key_part     the part of ``keys`` that comes from the vectors added at the input, with norm statistics fixed; None
+                 if that part is not known exactly
+    weight_mask  True where a head's W_K has weights; None if everywhere
     """
 
     queries: Float[Tensor, "B Q E"]
     keys: Float[Tensor, "B N F"]
     key_part: Float[Tensor, "B N F"] | None
-    own: Bool[Tensor, "d F"] | None
+    weight_mask: Bool[Tensor, "d F"] | None
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ Measure = Callable[[Sequence[LayerView]], Tensor]
 
 @runtime_checkable
 class Differentiable(Protocol):
-    """What gradient measures need from a source (`toeplens.sources.decoder.gradients`)."""
+    """What gradient measures need from a source (`toeplens.backends.decoder.gradients`)."""
 
     num_layers: int
     num_heads: int
@@ -87,7 +87,7 @@ class Differentiable(Protocol):
         """Each example's loss [B], and its gradients in every layer."""
         ...
 
-    def layers(self, tokens: Tensor, lengths: Tensor | None) -> list[LayerView]:
+    def layer_views(self, tokens: Tensor, lengths: Tensor | None) -> list[LayerView]:
         """Every layer's attention."""
         ...
 
@@ -109,13 +109,13 @@ class PositionalDrift(Record):
     gradient_norm, parameter_norm  Euclidean norms of the mean gradient and of all parameters
     """
 
-    WORDS = "positional drift"
+    LABEL = "positional drift"
 
     effect: Float[np.ndarray, "L H"]
     drift: Float[np.ndarray, "L H"]
-    gradient_norm: Positive
-    parameter_norm: Positive
-    examples: AtLeast1
+    gradient_norm: NonNegative
+    parameter_norm: NonNegative
+    examples: PositiveInt
 
     @property
     def relative(self) -> Float[np.ndarray, "L H"]:
@@ -133,7 +133,7 @@ def positional_drift(source: Differentiable, batch: Batch, *, probe: Batch | Non
     In deeper layers, the mean key at j contains what earlier layers wrote there, so P can change under every encoding.
 
     Arguments
-        source  a differentiable model (`toeplens.sources.decoder.gradients`)
+        source  a differentiable model (`toeplens.backends.decoder.gradients`)
         batch   examples whose mean loss is minimized; negative labels are ignored
         probe   examples on which P is measured, at least 3, all processed at once; labels are not used (default: the
                 first 256 of ``batch``)
@@ -141,18 +141,18 @@ def positional_drift(source: Differentiable, batch: Batch, *, probe: Batch | Non
     tokens, labels, lengths = batch
     if probe is None:
         probe = (tokens[:256], labels[:256], None if lengths is None else lengths[:256])
-    *found, gradient_norm, parameter_norm = source.descend(variances, batch, probe)
-    effect, drift = (x.double().cpu().numpy() for x in found)
-    return PositionalDrift(effect, drift, gradient_norm, parameter_norm, examples=int(counts(labels).sum()))
+    *measured, gradient_norm, parameter_norm = source.descend(effect_variances, batch, probe)
+    effect, drift = (x.double().cpu().numpy() for x in measured)
+    return PositionalDrift(effect, drift, gradient_norm, parameter_norm, examples=int(is_counted(labels).sum()))
 
 
-def variances(layers: Sequence[LayerView]) -> Float[Tensor, "L H"]:
+def effect_variances(layers: Sequence[LayerView]) -> Float[Tensor, "L H"]:
     """Var(P_h) of every layer and head, at the queries that the model computes, differentiable."""
     traces = [(view.trace, view.rows) for view in layers]
     return torch.stack([effect_variance(x, x.q, x.k, known_key_part(x), rows) for x, rows in traces])
 
 
-SMALLEST = 8  # the first batch size
+MIN_BATCH_SIZE = 8  # the first batch size
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Strength(Record):
     All are NaN if the vectors are 0 or undefined.
     """
 
-    WORDS = "strength"
+    LABEL = "strength"
 
     strength: Float[np.ndarray, "*P S"]
     exponent: Float[np.ndarray, "*P"]
@@ -181,7 +181,7 @@ class Strength(Record):
     share_high: Float[np.ndarray, "*P"]
 
 
-class Pool:
+class GradientPool:
     """Accumulates sums over a pool of examples and over ``bootstrap`` resamples of it, without keeping the vectors."""
 
     def __init__(self, examples: int, *, bootstrap: int = 0, seed: int = 0) -> None:
@@ -191,52 +191,52 @@ class Pool:
         rng = np.random.Generator(np.random.Philox(seed))
         drawn = rng.multinomial(examples, np.full(examples, 1 / examples), size=bootstrap)
         self._weights = np.concatenate((np.ones((1, examples)), drawn))  # the pool, then the resamples
-        self._done = 0
+        self._num_added = 0
         self._sum: Any = 0.0
         self._energy: Any = 0.0
-        self._same: Any = 0.0  # of pairs of an example with itself
+        self._self_energy: Any = 0.0  # of pairs of an example with itself
 
     def add(self, vectors: Float[np.ndarray, "b *P C"]) -> None:
         """Add the vectors of the next examples, with C numbers per head or layer."""
         size = len(vectors)
-        weights = self._weights[:, self._done : self._done + size]
-        self._done += size
+        weights = self._weights[:, self._num_added : self._num_added + size]
+        self._num_added += size
         flat = vectors.reshape(size, -1)
         energy = np.square(vectors, dtype=np.float64).sum(-1)
         self._sum = self._sum + (weights @ flat).reshape(-1, *vectors.shape[1:])
         self._energy = self._energy + np.tensordot(weights, energy, 1)
-        self._same = self._same + np.tensordot(weights**2, energy, 1)
+        self._self_energy = self._self_energy + np.tensordot(weights**2, energy, 1)
 
     @property
     def mean(self) -> Float[np.ndarray, "*P C"]:
         """The mean over the pool."""
         return self._sum[0] / self.examples
 
-    def strength(self, sizes: Int[np.ndarray, "S"], *, together: bool = False) -> Strength:
-        """What remains of the vectors in means of n, for ``sizes`` n; ``together`` concatenates those of the heads.
+    def strength(self, sizes: Int[np.ndarray, "S"], *, concatenate: bool = False) -> Strength:
+        """What remains of the vectors in means of n, for ``sizes`` n; ``concatenate`` joins those of the heads.
 
         Over ALL batches of n different examples of the pool, the mean of ||mean||^2 is exactly
         E||g||^2 (1/n + (1 - 1/n) share), with share = (n^2 ||mean||^2 - sum ||g||^2) / (n (n - 1)) / E||g||^2 over the
         pool. In a resample, pairs of an example with itself are left out of the share, as they would look like a fixed
         part. If the true share is 0, the intervals are too wide by a factor of about sqrt(3).
         """
-        whole, energy, same = (self._sum**2).sum(-1), self._energy, self._same
-        if together:
-            whole, energy, same = whole.sum(-1), energy.sum(-1), same.sum(-1)
-        pairs = self.examples**2 - (self._weights**2).sum(1).reshape(-1, *[1] * (whole.ndim - 1))
+        sum_energy, energy, self_energy = (self._sum**2).sum(-1), self._energy, self._self_energy
+        if concatenate:
+            sum_energy, energy, self_energy = sum_energy.sum(-1), energy.sum(-1), self_energy.sum(-1)
+        num_pairs = self.examples**2 - (self._weights**2).sum(1).reshape(-1, *[1] * (sum_energy.ndim - 1))
         with np.errstate(divide="ignore", invalid="ignore"):
-            shares = (whole - same) / pairs / (energy / self.examples)
+            shares = (sum_energy - self_energy) / num_pairs / (energy / self.examples)
         shares = np.where(energy > 0, shares, np.nan)
         share = shares[0]
         low = high = np.full_like(share, np.nan)
         if len(shares) > 1:
-            low, high = np.quantile(shares[1:], TAILS, axis=0)
-        strength = by_size(share, sizes)
+            low, high = np.quantile(shares[1:], INTERVAL_QUANTILES, axis=0)
+        strength = strength_by_size(share, sizes)
         return Strength(
             strength=strength,
             exponent=exponent(strength, sizes),
-            exponent_low=exponent(by_size(np.minimum(np.clip(low, 0, None), share), sizes), sizes),
-            exponent_high=exponent(by_size(np.clip(high, 0, None), sizes), sizes),
+            exponent_low=exponent(strength_by_size(np.minimum(np.clip(low, 0, None), share), sizes), sizes),
+            exponent_high=exponent(strength_by_size(np.clip(high, 0, None), sizes), sizes),
             share=share,
             share_low=low,
             share_high=high,
@@ -245,10 +245,10 @@ class Pool:
 
 def batch_sizes(examples: int) -> Int[np.ndarray, "S"]:
     """8, 16, 32, ..., up to the pool."""
-    return 2 ** np.arange(SMALLEST.bit_length() - 1, examples.bit_length())
+    return 2 ** np.arange(MIN_BATCH_SIZE.bit_length() - 1, examples.bit_length())
 
 
-def by_size(share: Float[np.ndarray, "*P"], sizes: Int[np.ndarray, "S"]) -> Float[np.ndarray, "*P S"]:
+def strength_by_size(share: Float[np.ndarray, "*P"], sizes: Int[np.ndarray, "S"]) -> Float[np.ndarray, "*P S"]:
     """SNR_n of independent examples with this fixed share of the energy: sqrt(1/n + (1 - 1/n) share)."""
     return np.sqrt(np.clip(1 / sizes + (1 - 1 / sizes) * share[..., None], 0, None))
 
@@ -267,9 +267,9 @@ def exponent(strength: Float[np.ndarray, "*P S"], sizes: Int[np.ndarray, "S"]) -
 
 Level = Literal["logits", "parameters"]
 LEVELS: tuple[Level, ...] = get_args(Level)
-REFERENCE = 256  # examples used to find the direction that changes P
-_AT_ONCE = 1 << 21  # logits of one layer processed at once
-_NOTHING = 1e-9  # directions below this part of their possible size are rounding errors
+REFERENCE_EXAMPLES = 256  # examples used to find the direction that changes P
+_MAX_LOGITS = 1 << 21  # logits of one layer processed at once
+_NEGLIGIBLE = 1e-9  # directions below this part of their possible size are rounding errors
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,7 @@ class LevelSignal(Record):
             moves W_Q, W_K along the direction in which Var(P_h) grows
     """
 
-    WORDS = "seed strength"
+    LABEL = "seed strength"
 
     heads: Strength
     layers: Strength
@@ -301,10 +301,10 @@ class SeedStrength(Record):
     levels  by name: ``logits``, ``parameters``
     """
 
-    WORDS = "seed strength"
+    LABEL = "seed strength"
 
-    sizes: tuple[AtLeast1, ...]
-    examples: AtLeast1
+    sizes: tuple[PositiveInt, ...]
+    examples: PositiveInt
     loss: float
     levels: Annotated[dict[str, LevelSignal], Field(min_length=1)]
 
@@ -328,7 +328,7 @@ def seed_strength(
     had its own. NaN where W_Q and W_K cannot change P: in the first layer under NoPE and every bias.
 
     Arguments
-        source     a differentiable model (`toeplens.sources.decoder.gradients`)
+        source     a differentiable model (`toeplens.backends.decoder.gradients`)
         batches    (tokens [b, N], labels [b], lengths [b] or None); negative labels are ignored
         levels     ``logits`` (alone without resamples cheap enough for calls during training), ``parameters``, or both;
                    the direction of the latter is computed from the first 256 examples, in float64
@@ -338,31 +338,32 @@ def seed_strength(
         raise InputError(f"levels must include {' or '.join(map(repr, LEVELS))}, got none.")
     for name in levels:
         choose("levels", name, LEVELS)
-    kept = [
-        (tokens[some], labels[some], None if lengths is None else lengths[some])
+    batch_list = [
+        (tokens[counted], labels[counted], None if lengths is None else lengths[counted])
         for tokens, labels, lengths in batches
-        if (some := counts(labels)).any()
+        if (counted := is_counted(labels)).any()
     ]
-    pools = {name: Pool(sum(len(part[0]) for part in kept), bootstrap=bootstrap, seed=seed) for name in levels}
-    length = max(part[0].shape[1] for part in kept)
-    ways = directions(source, _reference(source, kept)) if "parameters" in levels else []
+    count = sum(len(batch[0]) for batch in batch_list)
+    pools = {name: GradientPool(count, bootstrap=bootstrap, seed=seed) for name in levels}
+    length = max(batch[0].shape[1] for batch in batch_list)
+    layer_directions = weight_directions(source, _reference_batch(source, batch_list)) if "parameters" in levels else []
     loss = 0.0
-    for part in _pieces(kept, source.num_heads):
-        losses, layers = source.gradients(*part, projections=bool(ways))
+    for batch in _split_batches(batch_list, source.num_heads):
+        losses, layers = source.gradients(*batch, projections=bool(layer_directions))
         loss += float(losses.sum())
         for name, pool in pools.items():
             if name == "logits":
-                found = [diagonal_means(layer, length) for layer in layers]
+                vectors = [diagonal_means(layer, length) for layer in layers]
             else:
-                found = [way(layer) for way, layer in zip(ways, layers, strict=True)]
-            pool.add(torch.stack(found, dim=1).double().cpu().numpy())
+                vectors = [direction(layer) for direction, layer in zip(layer_directions, layers, strict=True)]
+            pool.add(torch.stack(vectors, dim=1).double().cpu().numpy())
     pool = next(iter(pools.values()))
     sizes = batch_sizes(pool.examples)
-    measured = {
-        name: LevelSignal(pool.strength(sizes), pool.strength(sizes, together=True), pool.mean)
+    signals = {
+        name: LevelSignal(pool.strength(sizes), pool.strength(sizes, concatenate=True), pool.mean)
         for name, pool in pools.items()
     }
-    return SeedStrength(tuple(sizes.tolist()), pool.examples, loss / pool.examples, measured)
+    return SeedStrength(tuple(sizes.tolist()), pool.examples, loss / pool.examples, signals)
 
 
 def diagonal_means(layer: LayerGradient, length: int) -> Float[Tensor, "B H C"]:
@@ -371,11 +372,11 @@ def diagonal_means(layer: LayerGradient, length: int) -> Float[Tensor, "B H C"]:
     keys = torch.arange(size, device=rows.device)
     first = 0 if layer.causal else 1 - length
     offsets = rows.unsqueeze(-1) - keys
-    seen = layer.present.gather(1, rows).unsqueeze(-1) & layer.present.unsqueeze(1)
+    visible = layer.present.gather(1, rows).unsqueeze(-1) & layer.present.unsqueeze(1)
     if layer.causal:
-        seen = seen & (offsets >= 0)
+        visible = visible & (offsets >= 0)
     # masked pairs go to an extra slot
-    index = torch.where(seen, offsets - first, length - first).flatten(1)
+    index = torch.where(visible, offsets - first, length - first).flatten(1)
     counts = torch.zeros(len(rows), length - first + 1, device=rows.device, dtype=layer.logits.dtype)
     counts.scatter_add_(1, index, torch.ones_like(index, dtype=counts.dtype))
     sums = counts.new_zeros(*layer.logits.shape[:2], counts.shape[-1])
@@ -385,7 +386,7 @@ def diagonal_means(layer: LayerGradient, length: int) -> Float[Tensor, "B H C"]:
 
 
 @dataclass(frozen=True)
-class Direction:
+class WeightDirection:
     """The unit direction in each head's (W_Q, W_K) along which its Var(P) grows fastest; NaN if none changes it."""
 
     to_q: Float[Tensor, "H d E"]
@@ -393,67 +394,67 @@ class Direction:
 
     def __call__(self, layer: LayerGradient) -> Float[Tensor, "B H 1"]:
         """Minus each example's gradient of W_Q and W_K, projected on the direction."""
-        made = layer.projections
-        assert made is not None
+        inputs = layer.projections
+        assert inputs is not None
         assert layer.q is not None
         assert layer.k is not None
-        moved_q, moved_k = _applied(self.to_q, made.queries), _applied(self.to_k, made.keys)
+        moved_q, moved_k = _apply_weight(self.to_q, inputs.queries), _apply_weight(self.to_k, inputs.keys)
         return -((layer.q * moved_q).sum((2, 3)) + (layer.k * moved_k).sum((2, 3))).unsqueeze(-1)
 
 
-def _applied(weight: Float[Tensor, "H d E"], x: Float[Tensor, "B N E"]) -> Float[Tensor, "B H N d"]:
+def _apply_weight(weight: Float[Tensor, "H d E"], x: Float[Tensor, "B N E"]) -> Float[Tensor, "B H N d"]:
     return F.linear(x, weight.flatten(0, 1).to(x.dtype)).unflatten(-1, weight.shape[:2]).transpose(1, 2)
 
 
-def directions(source: Differentiable, reference: Batch) -> list[Direction]:
-    """Each layer's `Direction`, from at least 3 examples; labels are not used."""
+def weight_directions(source: Differentiable, reference: Batch) -> list[WeightDirection]:
+    """Each layer's `WeightDirection`, from at least 3 examples; labels are not used."""
     with torch.no_grad():
-        return list(map(_direction, source.layers(reference[0], reference[2])))
+        return list(map(_weight_direction, source.layer_views(reference[0], reference[2])))
 
 
-def _direction(view: LayerView) -> Direction:
+def _weight_direction(view: LayerView) -> WeightDirection:
     """The gradient of Var(P) with respect to W_Q and W_K, with fixed layer inputs."""
-    made, key_part = view.projections, known_key_part(view.trace)
-    trace = in_float64(view.trace)
+    inputs, key_part = view.projections, known_key_part(view.trace)
+    trace = to_float64(view.trace)
     leaves = [x.detach().double().requires_grad_() for x in (trace.q, trace.k, key_part) if x is not None]
     with torch.enable_grad():
         variance = effect_variance(trace, leaves[0], leaves[1], leaves[2] if len(leaves) > 2 else None, view.rows)
-        at_q, at_k, *at_part = torch.autograd.grad(variance.sum(), leaves)
+        grad_q, grad_k, *grad_part = torch.autograd.grad(variance.sum(), leaves)
     if view.rows is not None:  # at the computed queries
-        at_q = at_q.gather(2, view.rows[:, None, :, None].expand(-1, at_q.shape[1], -1, at_q.shape[3]))
-    queries, keys = made.queries.double(), made.keys.double()
-    by_q, by_k = (torch.einsum("bhnd,bne->hde", *pair) for pair in ((at_q, queries), (at_k, keys)))
-    if made.key_part is not None and at_part:
-        by_k = by_k + torch.einsum("bhnd,bne->hde", at_part[0], made.key_part.double())
-    by_k = by_k if made.own is None else by_k * made.own
-    size = (by_q.square().sum((1, 2)) + by_k.square().sum((1, 2))).sqrt()
+        grad_q = grad_q.gather(2, view.rows[:, None, :, None].expand(-1, grad_q.shape[1], -1, grad_q.shape[3]))
+    queries, keys = inputs.queries.double(), inputs.keys.double()
+    direction_q, direction_k = (torch.einsum("bhnd,bne->hde", *pair) for pair in ((grad_q, queries), (grad_k, keys)))
+    if inputs.key_part is not None and grad_part:
+        direction_k = direction_k + torch.einsum("bhnd,bne->hde", grad_part[0], inputs.key_part.double())
+    direction_k = direction_k if inputs.weight_mask is None else direction_k * inputs.weight_mask
+    size = (direction_q.square().sum((1, 2)) + direction_k.square().sum((1, 2))).sqrt()
     logits = trace.logits()
-    height = torch.where(logits.isfinite(), logits, 0).square().mean().sqrt()
-    could = height * trace.scale * (_rms(queries) * _rms(trace.k) + _rms(keys) * _rms(trace.q))
-    unit = torch.where(size > _NOTHING * could, size, torch.nan)[:, None, None]
-    return Direction(by_q / unit, by_k / unit)
+    rms_logit = torch.where(logits.isfinite(), logits, 0).square().mean().sqrt()
+    max_size = rms_logit * trace.scale * (_rms(queries) * _rms(trace.k) + _rms(keys) * _rms(trace.q))
+    unit = torch.where(size > _NEGLIGIBLE * max_size, size, torch.nan)[:, None, None]
+    return WeightDirection(direction_q / unit, direction_k / unit)
 
 
 def _rms(x: Tensor) -> Tensor:
     return x.square().sum(-1).mean().sqrt()
 
 
-def _reference(source: Differentiable, batches: Sequence[Batch]) -> Batch:
+def _reference_batch(source: Differentiable, batches: Sequence[Batch]) -> Batch:
     """The first examples that fit in memory and have the first batch's shape."""
     length, padded = batches[0][0].shape[1], batches[0][2] is not None
-    count = max(FOLDS, min(REFERENCE, 4 * _AT_ONCE // (source.num_heads * length**2)))
-    alike = [batch for batch in batches[:count] if (batch[0].shape[1], batch[2] is not None) == (length, padded)]
-    tokens, labels, lengths = zip(*alike, strict=True)
+    count = max(FOLDS, min(REFERENCE_EXAMPLES, 4 * _MAX_LOGITS // (source.num_heads * length**2)))
+    same_shape = [batch for batch in batches[:count] if (batch[0].shape[1], batch[2] is not None) == (length, padded)]
+    tokens, labels, lengths = zip(*same_shape, strict=True)
     return torch.cat(tokens)[:count], torch.cat(labels)[:count], torch.cat(lengths)[:count] if padded else None
 
 
-def _pieces(batches: Iterable[Batch], heads: int) -> Iterator[Batch]:
+def _split_batches(batches: Iterable[Batch], heads: int) -> Iterator[Batch]:
     """Split the batches so that the logits fit in memory."""
     for tokens, labels, lengths in batches:
-        size = max(1, _AT_ONCE // (heads * tokens.shape[1] ** 2))
+        size = max(1, _MAX_LOGITS // (heads * tokens.shape[1] ** 2))
         for start in range(0, len(tokens), size):
-            part = slice(start, start + size)
-            yield tokens[part], labels[part], None if lengths is None else lengths[part]
+            rows = slice(start, start + size)
+            yield tokens[rows], labels[rows], None if lengths is None else lengths[rows]
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,15 @@ from jaxtyping import Float, Int
 from scipy.linalg import subspace_angles
 from torch import Tensor
 
-from toeplens.ground import InputError, invalid
-from toeplens.ground.records import AtLeast1, Count, Dims, Each, MaybeNaN, Record, Share
 from toeplens.lens.kit.intervals import bootstrap_means
 from toeplens.lens.kit.position import position_means
 from toeplens.lens.kit.trace import AttentionTrace, LayerTrace
+from toeplens.utils import InputError, invalid
+from toeplens.utils.records import Dims, FloatOrNaN, ItemType, NonNegativeInt, PositiveInt, Record, Share
+from toeplens.utils.renamed import renamed
 
 PENALTIES = 10.0 ** np.arange(-8, 3)  # of the ridge regression, relative to the mean eigenvalue of its Gram matrix
-_FIFTHS = 5  # folds of sequences: three fit the probe, one chooses its penalty, one tests it
+_NUM_FOLDS = 5  # folds of sequences: three fit the probe, one chooses its penalty, one tests it
 _ROUNDING = 1e-12  # variances below this share of the total are rounding errors
 
 
@@ -54,19 +55,19 @@ class Representation(Record):
                      constant prediction is better
     """
 
-    WORDS = "representation"
+    LABEL = "representation"
 
-    layers: Annotated[Int[np.ndarray, "L"], Each(Count)]
-    sequences: AtLeast1
-    positions: Annotated[Int[np.ndarray, "N"], Each(Count)]
+    layers: Annotated[Int[np.ndarray, "L"], ItemType(NonNegativeInt)]
+    sequences: PositiveInt
+    positions: Annotated[Int[np.ndarray, "N"], ItemType(NonNegativeInt)]
     energy: Share
-    reference_rank: Count
-    chance: MaybeNaN
+    reference_rank: NonNegativeInt
+    chance: FloatOrNaN
     variance: Float[np.ndarray, "L"]
     variance_share: Float[np.ndarray, "L"]
     low: Float[np.ndarray, "L"]
     high: Float[np.ndarray, "L"]
-    rank: Annotated[Int[np.ndarray, "L"], Each(Count)]
+    rank: Annotated[Int[np.ndarray, "L"], ItemType(NonNegativeInt)]
     angles: Annotated[tuple[Float[np.ndarray, "_"], ...], Dims("L")]
     mean_cosine: Float[np.ndarray, "L"]
     alignment: Float[np.ndarray, "L"]
@@ -79,12 +80,13 @@ class Representation(Record):
 
 
 @torch.no_grad()
+@renamed
 def representation(
     trace: AttentionTrace,
     *,
     reference: Float[np.ndarray, "R D"] | Float[Tensor, "R D"] | None = None,
     energy: float = 0.99,
-    least: int = 16,
+    min_sequences: int = 16,
     bootstrap: int = 1000,
     seed: int = 0,
 ) -> Representation:
@@ -96,68 +98,67 @@ def representation(
     first order.
 
     Arguments
-        trace      the trace to measure; padding is ignored, whether or not the model masks it
-        reference  [R, D] vectors at the trace's R positions, instead of those added at the input
-        energy     share of the variance that a subspace must hold, above 0 and at most 1
-        least      positions that fewer sequences reach do not count; at least 5
-        bootstrap  resamples for the intervals
-        seed       seed of the resamples, and of the sequences that fit and test the probe
+        trace          the trace to measure; padding is ignored, whether or not the model masks it
+        reference      [R, D] vectors at the trace's R positions, instead of those added at the input
+        energy         share of the variance that a subspace must hold, above 0 and at most 1
+        min_sequences  positions that fewer sequences reach do not count; at least 5
+        bootstrap      resamples for the intervals
+        seed           seed of the resamples, and of the sequences that fit and test the probe
 
     The output of the last layer is not measured. Takes O(B R D^2 + D^3) per layer in addition to the forward pass, in
-    float64. Raises `InputError` for a reference of another shape, and if ``least`` sequences reach fewer than two
-    positions.
+    float64. Raises `InputError` for a reference of another shape, and if fewer than two positions are reached by
+    ``min_sequences`` sequences.
     """
     _check_energy(energy)
-    if least < _FIFTHS:
-        raise invalid("least", f"be at least {_FIFTHS}", least)
+    if min_sequences < _NUM_FOLDS:
+        raise invalid("min_sequences", f"be at least {_NUM_FOLDS}", min_sequences)
     rng = np.random.Generator(np.random.Philox(seed))
-    fifths = [torch.from_numpy(part) for part in np.array_split(rng.permutation(len(trace.tokens)), _FIFTHS)]
-    original: _Original | None = None
+    folds = [torch.from_numpy(fold) for fold in np.array_split(rng.permutation(len(trace.tokens)), _NUM_FOLDS)]
+    ref: _ReferenceVectors | None = None
     positions, terms, covariances, products, scores = None, [], [], [], []
     for layer in trace:
         # how many of the positions each sequence has tokens at, whether or not the model masks padding
         lengths = torch.full((len(layer.inputs),), len(layer.rows), device=layer.inputs.device)
         if trace.lengths is not None:
             lengths = (layer.rows < trace.lengths.to(layer.rows.device).unsqueeze(1)).sum(1)
-        reached = (torch.arange(len(layer.rows), device=lengths.device) < lengths.unsqueeze(1)).sum(0)
-        kept = int((reached >= least).sum())  # from the first position on
-        if kept < 2:
-            got = f"{least}, which {kept} positions reach"
-            raise invalid("least", "be small enough for at least 2 positions", got=got)
-        stream = _Stream(layer.inputs[:, :kept], lengths.clamp(max=kept))
+        sequence_counts = (torch.arange(len(layer.rows), device=lengths.device) < lengths.unsqueeze(1)).sum(0)
+        num_positions = int((sequence_counts >= min_sequences).sum())  # from the first position on
+        if num_positions < 2:
+            got = f"{min_sequences}, which {num_positions} positions reach"
+            raise invalid("min_sequences", "be small enough for at least 2 positions", got=got)
+        stream = _LayerStream(layer.inputs[:, :num_positions], lengths.clamp(max=num_positions))
         p, weights = stream.p.cpu().numpy(), stream.weights.cpu().numpy()
         if not terms:
-            positions = layer.rows[:kept].cpu().numpy()
-            original = _original(layer, lengths, reference, weights, energy)
-        within = np.full(len(stream.x), np.nan) if original is None else stream.terms(original.basis)
-        terms.append((stream.terms(), within, stream.total()))
+            positions = layer.rows[:num_positions].cpu().numpy()
+            ref = _reference_vectors(layer, lengths, reference, weights, energy)
+        in_subspace = np.full(len(stream.x), np.nan) if ref is None else stream.terms(ref.basis)
+        terms.append((stream.terms(), in_subspace, stream.total()))
         covariances.append(stream.covariance())
-        products.append(np.nan if original is None else float(weights @ (p * original.p).sum(1)))
-        scores.append(_decodability(stream, layer.rows[:kept], fifths))
+        products.append(np.nan if ref is None else float(weights @ (p * ref.p).sum(1)))
+        scores.append(_decodability(stream, layer.rows[:num_positions], folds))
     assert positions is not None
-    own, within, total = np.stack(terms, axis=-1)  # [B, L] each
-    variance = own.mean(0)
+    position_terms, in_subspace, total = np.stack(terms, axis=-1)  # [B, L] each
+    variance = position_terms.mean(0)
     with np.errstate(invalid="ignore", divide="ignore"):
         share = variance / total.mean(0)
-        moved = (2 * (own - variance) - share * (total - total.mean(0))) / total.mean(0)
-        low, high = bootstrap_means(share + moved, samples=bootstrap, seed=seed)
-        known = low > _ROUNDING
-        alignment = np.where(known, within.mean(0) / variance, np.nan)
-        moved = 2 * (within - alignment * own) / variance
-        alignment_low, alignment_high = bootstrap_means(alignment + moved, samples=bootstrap, seed=seed)
-        reference_variance = np.nan if original is None else original.variance
+        influence = (2 * (position_terms - variance) - share * (total - total.mean(0))) / total.mean(0)
+        low, high = bootstrap_means(share + influence, samples=bootstrap, seed=seed)
+        is_significant = low > _ROUNDING
+        alignment = np.where(is_significant, in_subspace.mean(0) / variance, np.nan)
+        influence = 2 * (in_subspace - alignment * position_terms) / variance
+        alignment_low, alignment_high = bootstrap_means(alignment + influence, samples=bootstrap, seed=seed)
+        reference_variance = np.nan if ref is None else ref.variance
         product = np.array(products)
-        bases = [_leading(x, energy) if there else None for x, there in zip(covariances, known, strict=True)]
-        angles = tuple(
-            np.empty(0) if basis is None or original is None else _angles(basis, original.basis) for basis in bases
-        )
+        pairs = zip(covariances, is_significant, strict=True)
+        bases = [_leading_eigenvectors(x, energy) if significant else None for x, significant in pairs]
+        angles = tuple(np.empty(0) if basis is None or ref is None else _angles(basis, ref.basis) for basis in bases)
         return Representation(
             layers=np.array(trace.layers),
             sequences=len(trace.tokens),
             positions=positions,
             energy=energy,
-            reference_rank=0 if original is None else original.basis.shape[1],
-            chance=np.nan if original is None else original.basis.shape[1] / len(original.basis),
+            reference_rank=0 if ref is None else ref.basis.shape[1],
+            chance=np.nan if ref is None else ref.basis.shape[1] / len(ref.basis),
             variance=variance,
             variance_share=share,
             low=low,
@@ -170,13 +171,13 @@ def representation(
             alignment_high=alignment_high,
             displaced=1 - alignment / (alignment[0] if trace.layers[0] == 0 and alignment[0] > 0.5 else np.nan),
             coefficient=product / reference_variance,
-            cosine=product / np.sqrt(np.where(known, variance, np.nan) * reference_variance),
+            cosine=product / np.sqrt(np.where(is_significant, variance, np.nan) * reference_variance),
             decodability=np.array(scores),
         )
 
 
 @dataclass(frozen=True)
-class _Original:
+class _ReferenceVectors:
     """The reference vectors [N, D], centred, their variance, and the subspace [D, r] that holds its share."""
 
     p: Float[np.ndarray, "N D"]
@@ -184,85 +185,85 @@ class _Original:
     basis: Float[np.ndarray, "D r"]
 
 
-class _Stream:
+class _LayerStream:
     """The stream before a layer, and for each sequence the position part from all other sequences.
 
-    x        [B, N, D] centred over all tokens; 0 at padding
-    others   [B, N, D] the position part without this sequence; ``p`` [N, D] is that from all
-    there    [B, N] whether a sequence has the token
-    weights  [N] share of the tokens at each position
+    x              [B, N, D] centred over all tokens; 0 at padding
+    leave_one_out  [B, N, D] the position part without this sequence; ``p`` [N, D] is that from all
+    present        [B, N] whether a sequence has the token
+    weights        [N] share of the tokens at each position
     """
 
     def __init__(self, inputs: Float[Tensor, "B N D"], lengths: Int[Tensor, "B"]) -> None:
         content, self.p = position_means(inputs.double(), lengths)
-        self.there = torch.arange(inputs.shape[1], device=inputs.device) < lengths.unsqueeze(1)
-        seen, counts = self.there.unsqueeze(-1), self.there.sum(0)
-        mean = torch.where(seen, content, 0).sum((0, 1)) / counts.sum()
-        noise = torch.where(seen, content - mean, 0)
+        self.present = torch.arange(inputs.shape[1], device=inputs.device) < lengths.unsqueeze(1)
+        mask, counts = self.present.unsqueeze(-1), self.present.sum(0)
+        mean = torch.where(mask, content, 0).sum((0, 1)) / counts.sum()
+        noise = torch.where(mask, content - mean, 0)
         self.weights = counts.double() / counts.sum()
         # leaving a sequence out changes a position's mean by -noise / (count - 1), and with it the mean over positions
-        moved = noise / (counts - 1).unsqueeze(-1)
-        self._mean_moved = torch.einsum("n,bnd->bd", self.weights, moved).unsqueeze(1)
-        self.x = torch.where(seen, self.p + noise, 0)
-        self.others = self.p - moved + self._mean_moved
-        self._per = len(inputs) / int(counts.sum())
+        shift = noise / (counts - 1).unsqueeze(-1)
+        self._mean_shift = torch.einsum("n,bnd->bd", self.weights, shift).unsqueeze(1)
+        self.x = torch.where(mask, self.p + noise, 0)
+        self.leave_one_out = self.p - shift + self._mean_shift
+        self._term_scale = len(inputs) / int(counts.sum())
         variance = self.x.square().sum() / counts.sum()
         if variance <= _ROUNDING * (variance + mean.square().sum()):
-            self.x, self.others, self.p = (torch.zeros_like(part) for part in (self.x, self.others, self.p))
+            self.x, self.leave_one_out, self.p = map(torch.zeros_like, (self.x, self.leave_one_out, self.p))
 
     def terms(self, basis: Float[np.ndarray, "D r"] | None = None) -> Float[np.ndarray, "B"]:
         """Each sequence's term of the variance of p, or of its part in the span of ``basis``."""
-        x, others = self.x, self.others
+        x, leave_one_out = self.x, self.leave_one_out
         if basis is not None:
             span = torch.from_numpy(basis).to(x.device)
-            x, others = x @ span, others @ span
-        return ((x * others).sum((1, 2)) * self._per).cpu().numpy()
+            x, leave_one_out = x @ span, leave_one_out @ span
+        return ((x * leave_one_out).sum((1, 2)) * self._term_scale).cpu().numpy()
 
     def total(self) -> Float[np.ndarray, "B"]:
         """Each sequence's term of the variance over all tokens, about the mean of the others."""
-        return ((self.x * (self.x + self._mean_moved)).sum((1, 2)) * self._per).cpu().numpy()
+        return ((self.x * (self.x + self._mean_shift)).sum((1, 2)) * self._term_scale).cpu().numpy()
 
     def covariance(self) -> Float[np.ndarray, "D D"]:
         """The unbiased covariance of p over the positions; its trace is the mean of `terms`."""
-        product = self.x.flatten(0, 1).T @ self.others.flatten(0, 1) / self.there.sum()
+        product = self.x.flatten(0, 1).T @ self.leave_one_out.flatten(0, 1) / self.present.sum()
         return ((product + product.T) / 2).cpu().numpy()
 
 
-def _original(
+def _reference_vectors(
     layer: LayerTrace,
     lengths: Int[Tensor, "B"],
     reference: Float[np.ndarray, "R D"] | Float[Tensor, "R D"] | None,
     weights: Float[np.ndarray, "N"],
     energy: float,
-) -> _Original | None:
+) -> _ReferenceVectors | None:
     """The reference vectors at the counted positions; None if there are none, or they do not vary."""
     shape = layer.inputs.shape[1:]
-    found = layer.vectors if reference is None else torch.as_tensor(reference)
-    if found is None:
+    raw = layer.input_position_part if reference is None else torch.as_tensor(reference)
+    if raw is None:
         return None
-    if reference is not None and (found.shape != shape or not found.isfinite().all()):
-        raise invalid("reference", f"be finite and have shape {list(shape)}", got=f"shape {list(found.shape)}")
-    found = found.detach().double()
-    if found.ndim == 3:  # each sequence has its own positions
-        found = position_means(found, lengths)[1]
-    vectors = found[: len(weights)].cpu().numpy()
+    if reference is not None and (raw.shape != shape or not raw.isfinite().all()):
+        raise invalid("reference", f"be finite and have shape {list(shape)}", got=f"shape {list(raw.shape)}")
+    raw = raw.detach().double()
+    if raw.ndim == 3:  # each sequence has its own positions
+        raw = position_means(raw, lengths)[1]
+    vectors = raw[: len(weights)].cpu().numpy()
     p = vectors - weights @ vectors
     variance = float(weights @ (p**2).sum(1))
     if variance <= _ROUNDING * float(weights @ (vectors**2).sum(1)):
         return None
-    return _Original(p, variance, _leading((p * weights[:, None]).T @ p, energy))
+    return _ReferenceVectors(p, variance, _leading_eigenvectors((p * weights[:, None]).T @ p, energy))
 
 
-def _leading(covariance: Float[np.ndarray, "D D"], energy: float) -> Float[np.ndarray, "D r"]:
+def _leading_eigenvectors(covariance: Float[np.ndarray, "D D"], energy: float) -> Float[np.ndarray, "D r"]:
     """The fewest leading eigenvectors that hold ``energy`` of the trace; negative eigenvalues count as 0."""
     values, vectors = np.linalg.eigh(covariance)
     values, vectors = values[::-1], vectors[:, ::-1].copy()
     positive = int(np.sum(values > len(values) * np.finfo(np.float64).eps * values[0]))
-    held = np.cumsum(values[:positive])
-    return vectors[:, : min(positive, 1 + int(np.searchsorted(held, energy * (1 - 1e-12) * np.trace(covariance))))]
+    needed = energy * (1 - 1e-12) * np.trace(covariance)
+    return vectors[:, : min(positive, 1 + int(np.searchsorted(np.cumsum(values[:positive]), needed)))]
 
 
-def _decodability(stream: _Stream, rows: Int[Tensor, "N"], fifths: list[Tensor]) -> float:
+def _decodability(stream: _LayerStream, rows: Int[Tensor, "N"], folds: list[Tensor]) -> float:
     """R^2 of a ridge regression of the position on the stream, on the last fifth of the sequences; nan for no variance.
 
     Three fifths fit it under each of `PENALTIES`, the fourth chooses among them, and all four fit it again.
@@ -270,15 +271,15 @@ def _decodability(stream: _Stream, rows: Int[Tensor, "N"], fifths: list[Tensor])
 
     def tokens(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
         chosen = torch.cat(parts).to(stream.x.device)
-        there = stream.there[chosen]
-        return stream.x[chosen][there], rows.double().expand_as(there)[there]
+        present = stream.present[chosen]
+        return stream.x[chosen][present], rows.double().expand_as(present)[present]
 
-    first, (choice, wanted) = _ridge(*tokens(fifths[:3])), tokens(fifths[3:4])
-    best = int((first(choice) - wanted.unsqueeze(1)).square().sum(0).argmin())
-    again, (test, wanted) = _ridge(*tokens(fifths[:4])), tokens(fifths[4:])
-    spread = (wanted - wanted.mean()).square().sum()
-    rest = (again(test)[:, best] - wanted).square().sum()
-    return float(1 - rest / spread) if spread > 0 and stream.x.any() else float("nan")
+    fit, (validation, targets) = _ridge(*tokens(folds[:3])), tokens(folds[3:4])
+    best = int((fit(validation) - targets.unsqueeze(1)).square().sum(0).argmin())
+    refit, (test, targets) = _ridge(*tokens(folds[:4])), tokens(folds[4:])
+    spread = (targets - targets.mean()).square().sum()
+    residual = (refit(test)[:, best] - targets).square().sum()
+    return float(1 - residual / spread) if spread > 0 and stream.x.any() else float("nan")
 
 
 def _ridge(
@@ -372,7 +373,7 @@ def position_subspace(
     word_mean, _, word_basis = _span(word, energy)
     rank, word_rank, width = basis.shape[1], word_basis.shape[1], position.shape[1]
     angles = _angles(basis, word_basis) if rank and word_rank else np.empty(0)
-    least = angles[0] if len(angles) else 90.0
+    min_angle = angles[0] if len(angles) else 90.0
     centred = word - word_mean
     with np.errstate(invalid="ignore", divide="ignore"):
         return PositionSubspace(
@@ -383,8 +384,8 @@ def position_subspace(
             angles=angles,
             overlap=float(np.sum((centred @ basis) ** 2) / np.sum(centred**2)),
             chance=rank / width,
-            separable=bool(least > TOLERANCE and rank + word_rank <= width),
-            amplification=float(1 / np.sin(np.radians(least))),
+            separable=bool(min_angle > TOLERANCE and rank + word_rank <= width),
+            amplification=float(1 / np.sin(np.radians(min_angle))),
             position_mean=position_mean,
             word_mean=word_mean,
             basis=basis,
@@ -423,10 +424,10 @@ def curve_dimension(
     if not 3 <= window <= len(position):
         raise invalid("window", f"be from 3 to the {len(position)} positions", window)
     _check_energy(energy)
-    pieces = np.lib.stride_tricks.sliding_window_view(position, window, axis=0).transpose(0, 2, 1)
-    ranks = [_span(piece, energy)[2].shape[1] for piece in pieces]
-    arcs = np.linalg.norm(np.diff(pieces, axis=1), axis=2).sum(1)
-    chords = np.linalg.norm(pieces[:, -1] - pieces[:, 0], axis=1)
+    windows = np.lib.stride_tricks.sliding_window_view(position, window, axis=0).transpose(0, 2, 1)
+    ranks = [_span(points, energy)[2].shape[1] for points in windows]
+    arcs = np.linalg.norm(np.diff(windows, axis=1), axis=2).sum(1)
+    chords = np.linalg.norm(windows[:, -1] - windows[:, 0], axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = float(np.median(arcs / chords))
     return CurveDimension(_span(position, energy)[2].shape[1], float(np.mean(ranks)), ratio, window)
@@ -443,9 +444,9 @@ def neighbour_error(p: Float[np.ndarray, "N D"] | Float[Tensor, "N D"]) -> float
     if len(position) < 3 or not np.isfinite(position).all():
         raise invalid("p", "be finite and have at least 3 rows", len(position))
     inner = position[1:-1]
-    rest = inner - (position[:-2] + position[2:]) / 2
+    residual = inner - (position[:-2] + position[2:]) / 2
     with np.errstate(invalid="ignore", divide="ignore"):
-        return float(np.linalg.norm(rest) / np.linalg.norm(inner - position.mean(0)))
+        return float(np.linalg.norm(residual) / np.linalg.norm(inner - position.mean(0)))
 
 
 def _span(

@@ -3,18 +3,20 @@
 This package contains what the switches of `DecoderConfig` change in the model, but no training and no measurements.
 """
 
-from toeplens.model.config import DecoderConfig, Protocol, decoder_config, protocol_switches, scale_left_open
-from toeplens.model.decoder import Attention, Block, Context, Decoder, LatentAttention
+from toeplens.model.config import DecoderConfig, Protocol, decoder_config, protocol_switches, without_published_scale
+from toeplens.model.decoder import Block, Decoder, DecoderAttention, LatentAttention, PassContext
+from toeplens.utils.renamed import renamed_getattr
 
 __all__ = [
-    "Attention",
     "Block",
-    "Context",
     "Decoder",
+    "DecoderAttention",
     "DecoderConfig",
     "LatentAttention",
+    "PassContext",
     "Protocol",
     "decoder_config",
     "protocol_switches",
-    "scale_left_open",
+    "without_published_scale",
 ]
+__getattr__ = renamed_getattr(__name__)

@@ -10,14 +10,14 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from toeplens import encodings
-from toeplens.ground import InputError, choose, invalid, plain, sentence
-from toeplens.ground.files import refuse_truths
-from toeplens.ground.machine import must_fit
+from toeplens.utils import InputError, choose, invalid, to_json_types, validation_message
+from toeplens.utils.files import refuse_booleans
+from toeplens.utils.machine import check_memory
 
 Protocol = Literal["paper", "released"]  # the model of the paper's text, or that of its released code
 DropoutPlace = Literal["weights", "attention", "ffn-hidden", "ffn"]
-_SIZES, _LAYERS = 10**9, 1000
-_OF_ENCODING = ("d_model", "num_heads", "max_len")  # sizes
+_MAX_SIZE, _MAX_LAYERS = 10**9, 1000
+_ENCODING_SIZES = ("d_model", "num_heads", "max_len")  # sizes
 
 _PAPER: dict[str, Any] = {
     "causal": True,
@@ -92,13 +92,13 @@ class DecoderConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     protocol: Protocol = "paper"
-    vocab_size: int = Field(574, ge=2, le=_SIZES)
-    num_classes: int = Field(0, ge=0, le=_SIZES, validate_default=True)
-    d_model: int = Field(256, ge=1, le=_SIZES)
-    d_ff: int = Field(512, ge=1, le=_SIZES)
-    num_layers: int = Field(6, ge=1, le=_LAYERS)
-    num_heads: int = Field(16, ge=1, le=_SIZES)
-    max_len: int = Field(128, ge=1, le=_SIZES, validate_default=True)
+    vocab_size: int = Field(574, ge=2, le=_MAX_SIZE)
+    num_classes: int = Field(0, ge=0, le=_MAX_SIZE, validate_default=True)
+    d_model: int = Field(256, ge=1, le=_MAX_SIZE)
+    d_ff: int = Field(512, ge=1, le=_MAX_SIZE)
+    num_layers: int = Field(6, ge=1, le=_MAX_LAYERS)
+    num_heads: int = Field(16, ge=1, le=_MAX_SIZE)
+    max_len: int = Field(128, ge=1, le=_MAX_SIZE, validate_default=True)
     encoding: str = "rope"
     encoding_options: dict[str, Any] = {}
     input_encoding: str | None
@@ -115,52 +115,52 @@ class DecoderConfig(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _switches_of_protocol(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        refuse_truths(given, cls.model_fields)
-        protocol = given.get("protocol", "paper")
+    def _fill_switches(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        refuse_booleans(data, cls.model_fields)
+        protocol = data.get("protocol", "paper")
         try:
-            encoding = _named(given.get("encoding", "rope"))
+            encoding = _canonical_name(data.get("encoding", "rope"))
         except InputError:
-            return given  # errors are raised where it is used
-        known = protocol in get_args(Protocol) and isinstance(encoding, str)
-        return protocol_switches(protocol, encoding) | given if known else given
+            return data  # errors are raised where it is used
+        is_known = protocol in get_args(Protocol) and isinstance(encoding, str)
+        return protocol_switches(protocol, encoding) | data if is_known else data
 
     @field_validator("encoding_options", "input_encoding_options", mode="after")
     @classmethod
     def _options_are_json(cls, value: dict[str, Any], info: Any) -> dict[str, Any]:
-        return plain(value, str(info.field_name))
+        return to_json_types(value, str(info.field_name))
 
     @field_validator("encoding", "input_encoding", mode="before")
     @classmethod
-    def _written_in_one_way(cls, value: Any) -> Any:
+    def _canonical_encoding(cls, value: Any) -> Any:
         try:
-            return _named(value)
+            return _canonical_name(value)
         except InputError as error:
             raise ValueError(str(error).removeprefix("encoding: ").removeprefix("encoding ")) from None
 
     @field_validator("num_classes")
     @classmethod
-    def _as_many_classes_as_tokens(cls, value: int, info: Any) -> int:
+    def _default_num_classes(cls, value: int, info: Any) -> int:
         return value or info.data.get("vocab_size", 0)
 
     @field_validator("max_len")
     @classmethod
-    def _there_is_room(cls, value: int, info: Any) -> int:
+    def _fits_in_memory(cls, value: int, info: Any) -> int:
         """Check memory before anything is built: an encoding may be a table with one row per token."""
         if {"vocab_size", "num_classes", "d_model", "d_ff", "num_layers"} <= info.data.keys():
-            must_fit("model: these sizes need", 4 * (_weights_at_least(**info.data) + value * info.data["d_model"]))
+            check_memory("model: these sizes need", 4 * (_min_parameters(**info.data) + value * info.data["d_model"]))
         return value
 
     @field_validator("attention_scale", mode="before")
     @classmethod
-    def _written_out(cls, value: Any, info: Any) -> Any:
+    def _resolve_scale(cls, value: Any, info: Any) -> Any:
         """Store the published scale explicitly, so that old configurations keep it if it is ever corrected."""
         if value != "published":
             return value
         try:
-            return _facts(info.data, info.data["encoding"], info.data["encoding_options"]).scale
+            return _encoding_needs(info.data, info.data["encoding"], info.data["encoding_options"]).scale
         except (InputError, KeyError):
             return None  # errors of other fields are raised where they are used
 
@@ -168,22 +168,22 @@ class DecoderConfig(BaseModel):
     def _sizes_fit(self) -> DecoderConfig:
         if self.d_model % self.num_heads:
             raise invalid("d_model", f"be divisible by num_heads ({self.num_heads})", self.d_model)
-        encoding = _facts(dict(self), self.encoding, self.encoding_options)
+        needs = _encoding_needs(dict(self), self.encoding, self.encoding_options)
         name, options = self.input_encoding, self.input_encoding_options
-        added = None if name is None else _facts(dict(self), name, options)
-        if encoding.layers is not None and max(encoding.layers, default=0) >= self.num_layers:
-            raise invalid("encoding_options", f"have layers from 0 to {self.num_layers - 1}", max(encoding.layers))
-        if added is not None and added.coupling != "input":
+        input_needs = None if name is None else _encoding_needs(dict(self), name, options)
+        if needs.layers is not None and max(needs.layers, default=0) >= self.num_layers:
+            raise invalid("encoding_options", f"have layers from 0 to {self.num_layers - 1}", max(needs.layers))
+        if input_needs is not None and input_needs.coupling != "input":
             must = "be an encoding that is added at the input, such as 'sinusoidal'"
-            raise invalid("input_encoding", must, got=f"{name!r}, with coupling {added.coupling!r}")
+            raise invalid("input_encoding", must, got=f"{name!r}, with coupling {input_needs.coupling!r}")
         if self.encoding_is_latent and self.key_value_source == "embeddings":
             raise ValueError("key_value_source must be 'layer' for latent attention, got 'embeddings'.")
         return self
 
     @property
-    def weights_at_least(self) -> int:
+    def min_parameters(self) -> int:
         """A lower bound of the number of weights, without building the model."""
-        return _weights_at_least(**dict(self))
+        return _min_parameters(**dict(self))
 
     @property
     def head_dim(self) -> int:
@@ -197,23 +197,23 @@ class DecoderConfig(BaseModel):
 
     def build_encoding(self) -> encodings.PositionalEncoding:
         """A new instance of the encoding."""
-        return _encoding(dict(self), self.encoding, self.encoding_options)
+        return _build_encoding(dict(self), self.encoding, self.encoding_options)
 
     def build_input_encoding(self) -> encodings.PositionalEncoding | None:
         """A new instance of the input encoding, or None."""
         name = self.input_encoding
-        return None if name is None else _encoding(dict(self), name, self.input_encoding_options)
+        return None if name is None else _build_encoding(dict(self), name, self.input_encoding_options)
 
 
-def _named(given: Any) -> Any:
+def _canonical_name(value: Any) -> Any:
     """The canonical name of several encodings; other values are unchanged."""
-    if isinstance(given, (list, tuple)) and not all(isinstance(part, str) for part in given):
-        raise invalid("encoding", "be a name or a list of names", given)
-    several = isinstance(given, (list, tuple)) or (isinstance(given, str) and "+" in given)
-    return encodings.canonical(given) if several else given
+    if isinstance(value, (list, tuple)) and not all(isinstance(part, str) for part in value):
+        raise invalid("encoding", "be a name or a list of names", value)
+    is_combined = isinstance(value, (list, tuple)) or (isinstance(value, str) and "+" in value)
+    return encodings.canonical_name(value) if is_combined else value
 
 
-class _Facts(NamedTuple):
+class _EncodingNeeds(NamedTuple):
     """What a configuration needs of an encoding: scale (None for 1/sqrt(dimensions of q)) and layers."""
 
     scale: float | None
@@ -221,43 +221,44 @@ class _Facts(NamedTuple):
     coupling: encodings.Coupling
 
 
-def _facts(sizes: dict[str, Any], name: str, options: dict[str, Any]) -> _Facts:
+def _encoding_needs(sizes: dict[str, Any], name: str, options: dict[str, Any]) -> _EncodingNeeds:
     """Facts of an encoding; it is built only once for each set of options."""
-    three = tuple(sizes[field] for field in _OF_ENCODING)
-    return _measured(encodings.get(name), name, three, json.dumps(options))
+    encoding_sizes = tuple(sizes[field] for field in _ENCODING_SIZES)
+    return _cached_needs(encodings.get(name), name, encoding_sizes, json.dumps(options))
 
 
 @lru_cache(maxsize=256)
-def _measured(kind: type, name: str, sizes: tuple[int, ...], options: str) -> _Facts:
+def _cached_needs(encoding_class: type, name: str, sizes: tuple[int, ...], options: str) -> _EncodingNeeds:
     with torch.random.fork_rng(devices=[]):
-        made = _encoding(dict(zip(_OF_ENCODING, sizes, strict=True)), name, json.loads(options))
-    parts = made.each() if isinstance(made, encodings.Composed) else [made]
+        built = _build_encoding(dict(zip(_ENCODING_SIZES, sizes, strict=True)), name, json.loads(options))
+    parts = built.encodings() if isinstance(built, encodings.Composed) else [built]
     layers = [part.layers for part in parts if part.layers is not None]
-    named = frozenset().union(*layers) if layers else None
-    return _Facts(None if made.scale == made.query_dim**-0.5 else made.scale, named, made.coupling)
+    used_layers = frozenset().union(*layers) if layers else None
+    return _EncodingNeeds(None if built.scale == built.query_dim**-0.5 else built.scale, used_layers, built.coupling)
 
 
-def _encoding(sizes: dict[str, Any], name: str, options: dict[str, Any]) -> encodings.PositionalEncoding:
-    three = {field: sizes[field] for field in _OF_ENCODING}
-    return encodings.build(name, **three, head_dim=three["d_model"] // three["num_heads"], **options)
+def _build_encoding(sizes: dict[str, Any], name: str, options: dict[str, Any]) -> encodings.PositionalEncoding:
+    encoding_sizes = {field: sizes[field] for field in _ENCODING_SIZES}
+    head_dim = sizes["d_model"] // sizes["num_heads"]
+    return encodings.build(name, **encoding_sizes, head_dim=head_dim, **options)
 
 
-def scale_left_open(fields: dict[str, Any]) -> dict[str, Any]:
+def without_published_scale(fields: dict[str, Any]) -> dict[str, Any]:
     """A configuration's fields, without the scale if it is the encoding's published one, so that it follows changes.
 
     A stored scale is a number, which would be wrong for another encoding or other sizes. A scale other than the
     published one was chosen explicitly and is kept.
     """
-    open_ = {name: value for name, value in fields.items() if name != "attention_scale"}
+    unscaled = {name: value for name, value in fields.items() if name != "attention_scale"}
     if fields.get("attention_scale", "published") == "published":
-        return open_
+        return unscaled
     try:
-        return open_ if decoder_config(**open_).attention_scale == fields["attention_scale"] else fields
+        return unscaled if decoder_config(**unscaled).attention_scale == fields["attention_scale"] else fields
     except InputError:
         return fields  # errors are raised where they are used
 
 
-def _weights_at_least(vocab_size: int, num_classes: int, d_model: int, d_ff: int, num_layers: int, **_: Any) -> int:
+def _min_parameters(vocab_size: int, num_classes: int, d_model: int, d_ff: int, num_layers: int, **_: Any) -> int:
     """Embeddings, readout, and per layer the FFN and one of the four attention matrices."""
     return d_model * (vocab_size + num_classes + num_layers * (2 * d_ff + d_model))
 
@@ -267,4 +268,4 @@ def decoder_config(**fields: Any) -> DecoderConfig:
     try:
         return DecoderConfig(**fields)
     except ValidationError as error:
-        raise InputError(sentence(error, DecoderConfig)) from None
+        raise InputError(validation_message(error, DecoderConfig)) from None

@@ -13,33 +13,34 @@ from torch.nn import functional as F
 
 from toeplens import encodings
 from toeplens.encodings import MLA, PositionalEncoding, Positions, attend
-from toeplens.encodings.attention import Places
+from toeplens.encodings.attention import PositionArguments
 from toeplens.encodings.kit import is_readable
-from toeplens.encodings.shapes import Keys, Queries
-from toeplens.ground import invalid
+from toeplens.encodings.shapes import Keys, Queries, Stream
 from toeplens.model.config import DecoderConfig
-from toeplens.model.fused_cpu import Turn, finished, projected, read_at, row_at, takes_steps
+from toeplens.model.fused_cpu import RotationFactors, can_fuse, finish_layer, norm_and_read, project_qkv, select_rows
+from toeplens.utils import invalid
 
-Asking = Float[Tensor, "B Nq d_model"]
-Asked = Float[Tensor, "B Nk d_model"]
+QueryStream = Float[Tensor, "B Nq d_model"]
+KeyStream = Float[Tensor, "B Nk d_model"]
+Streams = tuple[QueryStream, KeyStream]
 
 
-def frozen(
-    norm: nn.Module, part: Float[Tensor, "*B N width"], at: Float[Tensor, "*B N width"]
+def apply_frozen_norm(
+    norm: nn.Module, part: Float[Tensor, "*B N width"], x: Float[Tensor, "*B N width"]
 ) -> Float[Tensor, "*B N width"]:
-    """Contribution of ``part`` of the input ``at`` to the norm's output, with the norm's scale frozen on ``at``.
+    """Contribution of ``part`` of the input ``x`` to the norm's output, with the norm's scale frozen on ``x``.
 
-    Linear in ``part``, without the norm's shift. For parts that sum to ``at``, the results sum to ``norm(at)`` minus
-    the shift (theory, section 1).
+    Linear in ``part``, without the norm's shift. For parts that sum to ``x``, the results sum to ``norm(x)`` minus the
+    shift (theory, section 1).
     """
     if isinstance(norm, nn.Identity):
         return part
     if isinstance(norm, nn.LayerNorm):
-        spread = (at.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
-        scaled = (part - part.mean(-1, keepdim=True)) / spread
+        std = (x.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
+        scaled = (part - part.mean(-1, keepdim=True)) / std
     elif isinstance(norm, nn.RMSNorm):
-        eps = torch.finfo(at.dtype).eps if norm.eps is None else norm.eps  # torch's default
-        scaled = part / (at.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+        eps = torch.finfo(x.dtype).eps if norm.eps is None else norm.eps  # torch's default
+        scaled = part / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()
     else:
         raise TypeError(f"{type(norm).__name__} is not a norm that is known to be linear once its statistics are held")
     return scaled if norm.weight is None else scaled * norm.weight
@@ -50,7 +51,7 @@ def split_heads(x: Float[Tensor, "B N width"], heads: int) -> Float[Tensor, "B H
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-class _Heads(nn.Module):
+class _AttentionBase(nn.Module):
     """Base of the attention layers: position in the model, and the output projection of the heads."""
 
     def __init__(self, config: DecoderConfig, encoding: PositionalEncoding, *, linear_bias: bool) -> None:
@@ -62,36 +63,36 @@ class _Heads(nn.Module):
         self.scale = config.attention_scale or encoding.query_dim**-0.5
         self.out = nn.Linear(config.d_model, config.d_model, bias=linear_bias)
 
-    def heads(
+    def head_outputs(
         self,
-        queries: Asking,
-        context: Asked,
+        queries: QueryStream,
+        context: KeyStream,
         *,
-        added: Tensor | None = None,
-        turns: tuple[Turn, Turn] | None = None,
+        shared_bias: Tensor | None = None,
+        rotations: tuple[RotationFactors, RotationFactors] | None = None,
         fused: bool = True,
-        **places: Unpack[Places],
+        **positions: Unpack[PositionArguments],
     ) -> Float[Tensor, "B Nq H head_dim"]:
         """Each head's output, before the output projection.
 
         ``queries`` may be fewer positions than ``context``, with indices ``rows``, so that a layer whose output is read
-        at one position computes only that. ``added``: a fixed bias that layers share. ``turns``: precomputed
-        `pair_factors` of the encoding at the queries and at the keys.
+        at one position computes only that. ``shared_bias``: a fixed bias that layers share. ``rotations``:
+        precomputed `pair_factors` of the encoding at the queries and at the keys.
         """
-        q, k, v = self.project(queries, context, *(() if turns is None else (turns,)))
+        q, k, v = self.project(queries, context, *(() if rotations is None else (rotations,)))
         z = attend(
             q,
             k,
             v,
             encoding=self.encoding,
             scale=self.scale,
-            notes=self.encoding.note(context),
+            key_features=self.encoding.key_features(context),
             causal=self.causal,
-            added=added,
-            turned=turns is not None,
+            shared_bias=shared_bias,
+            rotated=rotations is not None,
             dropout=self.dropout if self.training else 0.0,
             fused=fused,
-            **places,
+            **positions,
         )
         return z.transpose(1, 2)
 
@@ -103,8 +104,8 @@ class _Heads(nn.Module):
         """
         raise NotImplementedError
 
-    def project_part(self, queries: Asking, context: Asked, *, at: tuple[Asking, Asked]) -> tuple[Queries, Keys]:
-        """Contribution of parts of the inputs ``at`` to q and k, without biases, with norms frozen on ``at``."""
+    def project_part(self, queries: QueryStream, context: KeyStream, *, full_inputs: Streams) -> tuple[Queries, Keys]:
+        """Contribution of parts of ``full_inputs`` to q and k, without biases, with norms frozen on these."""
         raise NotImplementedError
 
     def merge(self, z: Float[Tensor, "B Nq H head_dim"]) -> Float[Tensor, "B Nq d_model"]:
@@ -112,7 +113,7 @@ class _Heads(nn.Module):
         return self.out(z.flatten(-2))
 
 
-class Attention(_Heads):
+class DecoderAttention(_AttentionBase):
     """Standard multi-head attention with biases everywhere (protocols of arXiv 2505.13027)."""
 
     def __init__(self, config: DecoderConfig, encoding: PositionalEncoding) -> None:
@@ -120,11 +121,11 @@ class Attention(_Heads):
         self.qkv = nn.Linear(config.d_model, 3 * config.d_model)
 
     def project(
-        self, queries: Asking, context: Asked, turns: tuple[Turn, Turn] | None = None
+        self, queries: QueryStream, context: KeyStream, rotations: tuple[RotationFactors, RotationFactors] | None = None
     ) -> tuple[Queries, Keys, Keys]:
-        return projected(context, queries, self.qkv, self.num_heads, turns)
+        return project_qkv(context, queries, self.qkv, self.num_heads, rotations)
 
-    def project_part(self, queries: Asking, context: Asked, *, at: tuple[Asking, Asked]) -> tuple[Queries, Keys]:
+    def project_part(self, queries: QueryStream, context: KeyStream, *, full_inputs: Streams) -> tuple[Queries, Keys]:
         to_q, to_k, _ = self.qkv.weight.split(self.out.in_features)
         q, k = F.linear(queries, to_q), F.linear(context, to_k)
         return split_heads(q, self.num_heads), split_heads(k, self.num_heads)
@@ -153,74 +154,77 @@ class LatentProjections(nn.Module):
     def project(self, queries: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self._expand(self.norm_q(self.down_q(queries)), self.norm_kv(self.down_kv(context)), context)
 
-    def project_part(self, queries: Asking, context: Asked, *, at: tuple[Asking, Asked]) -> tuple[Queries, Keys]:
-        c_q = frozen(self.norm_q, self.down_q(queries), self.down_q(at[0]))
-        c_kv = frozen(self.norm_kv, self.down_kv(context), self.down_kv(at[1]))
+    def project_part(self, queries: QueryStream, context: KeyStream, *, full_inputs: Streams) -> tuple[Queries, Keys]:
+        c_q = apply_frozen_norm(self.norm_q, self.down_q(queries), self.down_q(full_inputs[0]))
+        c_kv = apply_frozen_norm(self.norm_kv, self.down_kv(context), self.down_kv(full_inputs[1]))
         q, k, _ = self._expand(c_q, c_kv, context)
         return q, k
 
     def _expand(self, c_q: Tensor, c_kv: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v from the latent vectors and, for the rotary key, from the layer's input; linear, without biases."""
         k_content, v = self.up_kv(c_kv).chunk(2, dim=-1)
-        turned_q = split_heads(self.rotary_q(c_q), 1 if self.shared_query else self.num_heads)
-        turned_k = split_heads(self.rotary_k(context), 1).expand(-1, self.num_heads, -1, -1)
+        rotary_q = split_heads(self.rotary_q(c_q), 1 if self.shared_query else self.num_heads)
+        rotary_k = split_heads(self.rotary_k(context), 1).expand(-1, self.num_heads, -1, -1)
         content_q, k_content, v = (split_heads(x, self.num_heads) for x in (self.up_q(c_q), k_content, v))
-        q = torch.cat((content_q, turned_q.expand(-1, self.num_heads, -1, -1)), dim=-1)
-        return q, torch.cat((k_content, turned_k), dim=-1), v
+        q = torch.cat((content_q, rotary_q.expand(-1, self.num_heads, -1, -1)), dim=-1)
+        return q, torch.cat((k_content, rotary_k), dim=-1), v
 
 
-class LatentAttention(LatentProjections, _Heads):
+class LatentAttention(LatentProjections, _AttentionBase):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, eq. 9-19), with the sizes of the encoding `MLA`."""
 
     def __init__(self, config: DecoderConfig, encoding: MLA) -> None:
-        _Heads.__init__(self, config, encoding, linear_bias=False)
+        _AttentionBase.__init__(self, config, encoding, linear_bias=False)
         self.add_projections(config.d_model, encoding)
 
 
 @dataclass(frozen=True)
-class Context:
+class PassContext:
     """State shared by all layers of a forward pass.
 
-    positions    [N] or [B, N], with one more dimension for encodings with several coordinates per position
-    by_sequence  whether positions have one row per sequence
-    lengths      [B], tokens before the padding; None without padding
-    embeddings   raw input embeddings [B, N, d_model] if the protocol computes keys and values from them; otherwise None
-    key_mask     [B, 1, 1, N], True where a key may be seen; None for all
-    added        the bias that all layers share, including the mask: [1 or B, H, N, N]; None if there is none
-    turned_by    the encoding whose `pair_factors` are in ``turn``; None if there is none
-    turn         its factors at the positions: [B or nothing, N, 1, H or 1, n]
+    positions         [N] or [B, N], with one more dimension for encodings with several coordinates per position
+    per_sequence      whether positions have one row per sequence
+    lengths           [B], tokens before the padding; None without padding
+    embeddings        raw input embeddings [B, N, d_model] if the protocol computes keys and values from them; otherwise
+                      None
+    key_mask          [B, 1, 1, N], True where a key may be seen; None for all
+    shared_bias       the bias that all layers share, including the mask: [1 or B, H, N, N]; None if there is none
+    rotary_encoding   the encoding whose `pair_factors` are in ``rotation_factors``; None if there is none
+    rotation_factors  its factors at the positions: [B or nothing, N, 1, H or 1, n]
     """
 
     positions: Positions
-    by_sequence: bool
+    per_sequence: bool
     lengths: Int[Tensor, "B"] | None
     embeddings: Float[Tensor, "B N d_model"] | None
     key_mask: Tensor | None
-    added: Tensor | None = None
-    turned_by: PositionalEncoding | None = None
-    turn: Turn | None = None
+    shared_bias: Tensor | None = None
+    rotary_encoding: PositionalEncoding | None = None
+    rotation_factors: RotationFactors | None = None
 
-    def turns(self, encoding: PositionalEncoding, rows: Int[Tensor, "B"] | None) -> tuple[Turn, Turn] | None:
+    def rotations_for(
+        self, encoding: PositionalEncoding, rows: Int[Tensor, "B"] | None
+    ) -> tuple[RotationFactors, RotationFactors] | None:
         """The precomputed rotation factors of an encoding, if any: at one row per query, or at all positions."""
-        if self.turn is None or encoding is not self.turned_by:
+        if self.rotation_factors is None or encoding is not self.rotary_encoding:
             return None
         if rows is None:
-            return self.turn, self.turn
-        own = self.turn[torch.arange(len(rows), device=rows.device), rows] if self.by_sequence else self.turn[rows]
-        return own.unsqueeze(1), self.turn
+            return self.rotation_factors, self.rotation_factors
+        index = (torch.arange(len(rows), device=rows.device), rows) if self.per_sequence else rows
+        return self.rotation_factors[index].unsqueeze(1), self.rotation_factors
 
-    def repeat(self, times: int) -> Context:
+    def repeat(self, times: int) -> PassContext:
         """The context of the batch repeated ``times`` times."""
-        return self._each(lambda x: x.repeat(times, *[1] * (x.ndim - 1)))
+        return self._map_sequences(lambda x: x.repeat(times, *[1] * (x.ndim - 1)))
 
-    def part(self, some: slice) -> Context:
+    def select(self, sequences: slice) -> PassContext:
         """The context of some of the sequences."""
-        return self._each(lambda x: x[some])
+        return self._map_sequences(lambda x: x[sequences])
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Context:
+    def _map_sequences(self, change: Callable[[Tensor], Tensor]) -> PassContext:
         """A copy with ``change`` applied to everything that has one row per sequence."""
-        names = ["lengths", "embeddings", "key_mask", *(("positions", "turn") if self.by_sequence else ())]
-        names += [] if self.added is None or len(self.added) == 1 else ["added"]
+        names = ["lengths", "embeddings", "key_mask", *(("positions", "rotation_factors") if self.per_sequence else ())]
+        names += [] if self.shared_bias is None or len(self.shared_bias) == 1 else ["shared_bias"]
         return replace(self, **{name: change(x) for name in names if (x := getattr(self, name)) is not None})
 
 
@@ -230,10 +234,10 @@ class Block(nn.Module):
     def __init__(self, config: DecoderConfig, encoding: PositionalEncoding) -> None:
         super().__init__()
         rate = dict.fromkeys(("attention", "ffn-hidden", "ffn"), 0.0) | dict.fromkeys(config.dropout_on, config.dropout)
-        self.shares_bias = encoding.fixed_bias and encoding.shared
+        self.shares_bias = encoding.has_fixed_bias and encoding.shared
         self.norm_attention = nn.LayerNorm(config.d_model)
         latent = isinstance(encoding, MLA)
-        self.attention = LatentAttention(config, encoding) if latent else Attention(config, encoding)
+        self.attention = LatentAttention(config, encoding) if latent else DecoderAttention(config, encoding)
         self.norm_ffn = nn.LayerNorm(config.d_model)
         self.ffn = nn.Sequential(
             nn.Linear(config.d_model, config.d_ff),
@@ -244,56 +248,57 @@ class Block(nn.Module):
         )
         self.drop_attention = nn.Dropout(rate["attention"])
 
-    def heads(
-        self, x: Float[Tensor, "B N d_model"], context: Context, *, read: Tensor | None, fused: bool
+    def head_outputs(
+        self, x: Float[Tensor, "B N d_model"], context: PassContext, *, read_positions: Tensor | None, fused: bool
     ) -> tuple[Float[Tensor, "B Nq d_model"], Float[Tensor, "B Nq H head_dim"]]:
         """The residual stream at the required positions, and each head's output there.
 
-        ``read`` is None for all positions, or [B]: the one position of each sequence that is needed.
+        ``read_positions`` is None for all positions, or [B]: the one position of each sequence that is needed.
         """
         positions = q_positions = context.positions
-        rows, added = None, context.added if self.shares_bias else None
-        if read is None:
-            normed = asking = self.norm_attention(x)
+        rows, shared_bias = None, context.shared_bias if self.shares_bias else None
+        if read_positions is None:
+            normed = query_inputs = self.norm_attention(x)
         else:
-            normed, asking, x = read_at(x, self.norm_attention, read)
-            q_positions = row_at(positions, read) if context.by_sequence else positions[read].unsqueeze(1)
-            rows, added = read.unsqueeze(1), None
-        z = self.attention.heads(
-            asking,
+            normed, query_inputs, x = norm_and_read(x, self.norm_attention, read_positions)
+            rows, shared_bias = read_positions.unsqueeze(1), None
+            q_positions = select_rows(positions, read_positions) if context.per_sequence else positions[rows]
+        z = self.attention.head_outputs(
+            query_inputs,
             normed if context.embeddings is None else context.embeddings,
             q_positions=q_positions,
             k_positions=positions,
             rows=rows,
             mask=context.key_mask,
-            added=added,
-            turns=context.turns(self.attention.encoding, read),
+            shared_bias=shared_bias,
+            rotations=context.rotations_for(self.attention.encoding, read_positions),
             fused=fused,
         )
         return x, z
 
-    def project(self, x: Float[Tensor, "B N d_model"], context: Context) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Float[Tensor, "B N d_model"], context: PassContext) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v of all positions as [B, H, N, dimensions], before the encoding acts."""
         normed = self.norm_attention(x)
         return self.attention.project(normed, normed if context.embeddings is None else context.embeddings)
 
     def project_part(
-        self, part: Float[Tensor, "B N d_model"], key_part: Float[Tensor, "B N d_model"], *, x: Tensor, context: Context
+        self, part: Stream, key_part: Stream, *, x: Tensor, context: PassContext
     ) -> tuple[Float[Tensor, "B H N d"], Float[Tensor, "B H N d"]]:
         """Contribution to q and k of a part of the residual stream ``x``, and of the same part of the keys' input.
 
         Linear in the parts: norms are frozen at their value on ``x``, and biases are left out.
         """
-        queries, at = frozen(self.norm_attention, part, x), self.norm_attention(x)
+        queries, normed = apply_frozen_norm(self.norm_attention, part, x), self.norm_attention(x)
         if context.embeddings is None:
-            return self.attention.project_part(queries, frozen(self.norm_attention, key_part, x), at=(at, at))
-        return self.attention.project_part(queries, key_part, at=(at, context.embeddings))
+            keys = apply_frozen_norm(self.norm_attention, key_part, x)
+            return self.attention.project_part(queries, keys, full_inputs=(normed, normed))
+        return self.attention.project_part(queries, key_part, full_inputs=(normed, context.embeddings))
 
     def finish(
         self, x: Float[Tensor, "B Nq d_model"], z: Float[Tensor, "B Nq H head_dim"]
     ) -> Float[Tensor, "B Nq d_model"]:
         """The layer's output, from the residual stream and the (possibly modified) head outputs."""
-        return finished(x, z.flatten(-2), self.attention.out, self.drop_attention, self.norm_ffn, self.ffn)
+        return finish_layer(x, z.flatten(-2), self.attention.out, self.drop_attention, self.norm_ffn, self.ffn)
 
 
 class Decoder(nn.Module):
@@ -317,9 +322,9 @@ class Decoder(nn.Module):
         """Layer ``layer``, from 0."""
         return cast(Block, self.blocks[layer])
 
-    def begin(
+    def start_pass(
         self, tokens: Int[Tensor, "B N"], lengths: Int[Tensor, "B"] | None = None, positions: Positions | None = None
-    ) -> tuple[Float[Tensor, "B N d_model"], Context]:
+    ) -> tuple[Float[Tensor, "B N d_model"], PassContext]:
         """The input embeddings and the context of a forward pass.
 
         Arguments
@@ -331,12 +336,12 @@ class Decoder(nn.Module):
         """
         config = self.config
         if positions is None:
-            table = next((each for each in (self.encoding, self.input_encoding) if each and each.bounded), None)
+            table = next((e for e in (self.encoding, self.input_encoding) if e and e.bounded), None)
             if table is not None and tokens.shape[1] > config.max_len:
                 must = f"be at least the number of tokens, {tokens.shape[1]}, with {type(table).__name__}"
                 raise invalid("max_len", must, config.max_len)
-            positions = self.encoding.place(torch.arange(tokens.shape[1], device=tokens.device))
-        by_sequence = self.encoding.by_sequence(positions)
+            positions = self.encoding.to_positions(torch.arange(tokens.shape[1], device=tokens.device))
+        per_sequence = self.encoding.is_per_sequence(positions)
         _check_lengths(lengths, tokens.shape[1])
         x = self.encoding.embed(self.embedding(tokens), positions)
         if self.input_encoding is not None:
@@ -344,31 +349,29 @@ class Decoder(nn.Module):
         key_mask = None
         if config.pad_mask and lengths is not None:
             key_mask = (torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1))[:, None, None, :]
-        turn = self.encoding.pair_factors(positions, x.dtype) if takes_steps(x) else None
-        return x, Context(
+        rotation_factors = self.encoding.pair_factors(positions, x.dtype) if can_fuse(x) else None
+        return x, PassContext(
             positions=positions,
-            by_sequence=by_sequence,
+            per_sequence=per_sequence,
             lengths=lengths,
             embeddings=x if config.key_value_source == "embeddings" else None,
             key_mask=key_mask,
-            added=self._shared_bias(x, positions, by_sequence, key_mask),
-            turned_by=None if turn is None else self.encoding,
-            turn=None if turn is None else turn.transpose(-3, -2).unsqueeze(-3),
+            shared_bias=self._shared_bias(x, positions, per_sequence, key_mask),
+            rotary_encoding=None if rotation_factors is None else self.encoding,
+            rotation_factors=None if rotation_factors is None else rotation_factors.transpose(-3, -2).unsqueeze(-3),
         )
 
-    def _shared_bias(
-        self, x: Tensor, positions: Positions, by_sequence: bool, key_mask: Tensor | None
-    ) -> Tensor | None:
+    def _shared_bias(self, x: Tensor, positions: Positions, per_sequence: bool, mask: Tensor | None) -> Tensor | None:
         """The bias that layers share, computed once per pass, if it is not too large to cache."""
         encoding, config, length = self.encoding, self.config, x.shape[1]
-        if not (encoding.fixed_bias and encoding.shared) or (config.num_layers == 1 and config.readout == "last"):
+        if not (encoding.has_fixed_bias and encoding.shared) or (config.num_layers == 1 and config.readout == "last"):
             return None
-        rows = x.shape[0] if by_sequence or key_mask is not None else 1
-        if rows * config.num_heads * length**2 > encodings.KEPT:
+        rows = x.shape[0] if per_sequence or mask is not None else 1
+        if rows * config.num_heads * length**2 > encodings.MAX_SHARED_BIAS:
             return None
-        return encodings.fixed_bias(encoding, positions, dtype=x.dtype, mask=key_mask, causal=config.causal)
+        return encodings.fixed_bias(encoding, positions, dtype=x.dtype, mask=mask, causal=config.causal)
 
-    def read_position(self, layer: int, tokens_shape: torch.Size, context: Context) -> Int[Tensor, "B"] | None:
+    def read_position(self, layer: int, tokens_shape: torch.Size, context: PassContext) -> Int[Tensor, "B"] | None:
         """The one position per sequence that ``layer`` must compute, or None for all."""
         if self.config.readout != "last" or layer != self.config.num_layers - 1:
             return None
@@ -377,12 +380,13 @@ class Decoder(nn.Module):
         return torch.full((tokens_shape[0],), tokens_shape[1] - 1, device=self.readout.weight.device)
 
     def layer_heads(
-        self, layer: int, x: Float[Tensor, "B N d_model"], context: Context, *, fused: bool = True
+        self, layer: int, x: Stream, context: PassContext, *, fused: bool = True
     ) -> tuple[Tensor, Float[Tensor, "B Nq H head_dim"]]:
         """The residual stream where layer ``layer`` needs it, and its head outputs there."""
-        return self.block(layer).heads(x, context, read=self.read_position(layer, x.shape[:2], context), fused=fused)
+        position = self.read_position(layer, x.shape[:2], context)
+        return self.block(layer).head_outputs(x, context, read_positions=position, fused=fused)
 
-    def end(self, x: Float[Tensor, "B Nq d_model"], context: Context) -> Float[Tensor, "B *N C"]:
+    def compute_logits(self, x: Float[Tensor, "B Nq d_model"], context: PassContext) -> Float[Tensor, "B *N C"]:
         """Class logits from the last layer's output."""
         x = self.final_norm(x)
         if self.config.readout == "each":
@@ -390,17 +394,18 @@ class Decoder(nn.Module):
         if self.config.readout == "last":
             return self.readout(x.squeeze(1))
         if self.config.readout == "masked-mean" and context.lengths is not None:
-            kept = (torch.arange(x.shape[1], device=x.device) < context.lengths.unsqueeze(1)).unsqueeze(-1).to(x.dtype)
-            return self.readout((x * kept).sum(1) / kept.sum(1))
+            is_token = torch.arange(x.shape[1], device=x.device) < context.lengths.unsqueeze(1)
+            is_token = is_token.unsqueeze(-1).to(x.dtype)
+            return self.readout((x * is_token).sum(1) / is_token.sum(1))
         return self.readout(x.mean(1))
 
-    def replay(
-        self, layer: int, x: Float[Tensor, "B N d_model"], context: Context, *, fused: bool = True
+    def run_from_layer(
+        self, layer: int, x: Stream, context: PassContext, *, fused: bool = True
     ) -> Float[Tensor, "B *N C"]:
         """Class logits from the input of layer ``layer`` on."""
         for index in range(layer, self.config.num_layers):
             x = self.block(index).finish(*self.layer_heads(index, x, context, fused=fused))
-        return self.end(x, context)
+        return self.compute_logits(x, context)
 
     def forward(
         self,
@@ -411,13 +416,13 @@ class Decoder(nn.Module):
         fused: bool = True,
     ) -> Float[Tensor, "B *N C"]:
         """Class logits of a batch of sequences; ``fused=False`` forms attention weights explicitly."""
-        x, context = self.begin(tokens, lengths, positions)
-        return self.replay(0, x, context, fused=fused)
+        x, context = self.start_pass(tokens, lengths, positions)
+        return self.run_from_layer(0, x, context, fused=fused)
 
 
-def _check_lengths(lengths: Tensor | None, most: int) -> None:
+def _check_lengths(lengths: Tensor | None, limit: int) -> None:
     """Raise `InputError` for impossible lengths; skipped on a GPU, where reading them would synchronise."""
     if lengths is None or lengths.device.type != "cpu" or not lengths.numel() or not is_readable(lengths):
         return
-    if int(lengths.min()) < 1 or int(lengths.max()) > most:
-        raise invalid("lengths", f"be from 1 to {most}", lengths.tolist()[:8])
+    if int(lengths.min()) < 1 or int(lengths.max()) > limit:
+        raise invalid("lengths", f"be from 1 to {limit}", lengths.tolist()[:8])

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from toeplens import encodings
 from toeplens.encodings import MLA, PositionalEncoding, Positions, attend, attention_weights
-from toeplens.encodings.attention import Told, check_positions
+from toeplens.encodings.attention import AttentionArguments, check_positions
+from toeplens.encodings.base import KeyFeatures
 from toeplens.encodings.kit import require_count, require_tensor
-from toeplens.encodings.shapes import Keys, Notes
-from toeplens.ground import InputError, invalid
-from toeplens.ground.options import Count, Finite, Positive, Share, check, must_be, parameters
+from toeplens.encodings.shapes import Keys
 from toeplens.model.decoder import LatentProjections
+from toeplens.utils import InputError, invalid
+from toeplens.utils.options import FiniteFloat, Positive, PositiveInt, Share, check_arguments, check_value, parameters
+from toeplens.utils.renamed import renamed
 
 
 class Attention(nn.Module):
@@ -48,24 +50,24 @@ class Attention(nn.Module):
 
     def __init__(
         self,
-        d_model: Count,
-        num_heads: Count,
+        d_model: PositiveInt,
+        num_heads: PositiveInt,
         *,
         encoding: str | Sequence[str] | PositionalEncoding = "rope",
-        num_key_heads: Count | None = None,
-        head_dim: Count | None = None,
+        num_key_heads: PositiveInt | None = None,
+        head_dim: PositiveInt | None = None,
         max_len: int = 2048,
         causal: bool = True,
-        window: Count | None = None,
+        window: PositiveInt | None = None,
         softcap: Positive | None = None,
         sinks: bool = False,
         bias: bool = False,
         dropout: Share = 0.0,
-        scale: Finite | None = None,
+        scale: FiniteFloat | None = None,
         embed: bool = True,
         **options: Any,
     ) -> None:
-        check(parameters(Attention.__init__), locals())
+        check_arguments(parameters(Attention.__init__), locals())
         super().__init__()
         if head_dim is None and d_model % num_heads:
             raise invalid("num_heads", f"divide d_model {d_model}, or head_dim be given", num_heads)
@@ -79,12 +81,12 @@ class Attention(nn.Module):
         self.causal, self.window, self.softcap = causal, window, softcap
         self.dropout, self.embeds = dropout, embed
         sizes = {"d_model": d_model, "num_heads": num_heads, "head_dim": self.head_dim}
-        self.encoding = _encoding(encoding, sizes, max_len, options)
+        self.encoding = _build_encoding(encoding, sizes, max_len, options)
         self.scale = self.encoding.scale if scale is None else scale
         if isinstance(self.encoding, MLA):
             if bias or self.num_key_heads != num_heads or num_heads * self.head_dim != d_model:
                 raise InputError("num_key_heads, head_dim and bias must not be set with encoding 'mla'.")
-            self.projections: nn.Module = _LatentProjections(self.encoding)
+            self.projections: nn.Module = _MLAProjections(self.encoding)
         else:
             width = self.encoding.query_dim
             self.projections = _Projections(d_model, num_heads, self.num_key_heads, width, self.head_dim, bias)
@@ -98,7 +100,7 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "B N d_model"],
-        *others: Any,
+        *extra_inputs: Any,
         positions: Positions | None = None,
         key_padding_mask: Bool[Tensor, "B N"] | None = None,
         segments: Int[Tensor, "B N"] | None = None,
@@ -120,24 +122,24 @@ class Attention(nn.Module):
         passed at every step. Raises `InputError` for inputs of wrong type or shape, and for a mask that the encoding
         does not support.
         """
-        if others:
+        if extra_inputs:
             must = "be the only input, as queries, keys and values come from it"
-            raise invalid("x", must, got=f"{len(others) + 1} inputs")
-        given = {"positions": positions, "key_padding_mask": key_padding_mask, "segments": segments, "cache": cache}
-        found = self._positions(x, **given)
-        with nullcontext() if cache is None else cache.kept_whole():
-            q, k, v, told = self._inputs(x, found, mask, cache)
-            z = attend(q, k, v, dropout=self.dropout if self.training else 0.0, **told)
+            raise invalid("x", must, got=f"{len(extra_inputs) + 1} inputs")
+        options = {"positions": positions, "key_padding_mask": key_padding_mask, "segments": segments, "cache": cache}
+        token_info = self._positions(x, **options)
+        with nullcontext() if cache is None else cache.restore_on_error():
+            q, k, v, arguments = self._attention_arguments(x, token_info, mask, cache)
+            z = attend(q, k, v, dropout=self.dropout if self.training else 0.0, **arguments)
         return self.out(z.transpose(1, 2).flatten(-2))
 
     def weights(
-        self, x: Float[Tensor, "B N d_model"], *, mask: Tensor | None = None, **given: Any
+        self, x: Float[Tensor, "B N d_model"], *, mask: Tensor | None = None, **options: Any
     ) -> Float[Tensor, "B H N N"]:
         """The attention weights, formed explicitly. Takes the arguments of `forward`; does not change the cache."""
-        found, cache = self._positions(x, **given), given.get("cache")
-        with nullcontext() if cache is None else cache.kept_whole(only_looked_at=True):
-            q, k, _, told = self._inputs(x, found, mask, cache)
-            return attention_weights(q, k, **told)
+        token_info, cache = self._positions(x, **options), options.get("cache")
+        with nullcontext() if cache is None else cache.restore_on_error(always=True):
+            q, k, _, arguments = self._attention_arguments(x, token_info, mask, cache)
+            return attention_weights(q, k, **arguments)
 
     def _positions(
         self,
@@ -164,51 +166,51 @@ class Attention(nn.Module):
         if segments is not None and cache is not None:
             raise InputError("segments and cache must not both be set.")
         if cache is not None:
-            cache.require(batch, tokens)
+            cache.require_room(batch, tokens)
         if positions is None:
-            positions = self.encoding.place(_counted(x, key_padding_mask, segments, cache))
-        return positions, key_padding_mask, None if segments is None else _begins(segments).long().cumsum(1)
+            positions = self.encoding.to_positions(_count_positions(x, key_padding_mask, segments, cache))
+        return positions, key_padding_mask, None if segments is None else _segment_starts(segments).long().cumsum(1)
 
-    def _inputs(
-        self, x: Tensor, found: tuple[Positions, Any, Any], mask: Tensor | None, cache: Cache | None
-    ) -> tuple[Tensor, Tensor, Tensor, Told]:
-        here, padding, texts = found
-        x = self.encoding.embed(x, here) if self.embeds else x
+    def _attention_arguments(
+        self, x: Tensor, token_info: tuple[Positions, Any, Any], mask: Tensor | None, cache: Cache | None
+    ) -> tuple[Tensor, Tensor, Tensor, AttentionArguments]:
+        positions, padding, document_ids = token_info
+        x = self.encoding.embed(x, positions) if self.embeds else x
         q, k, v = self.projections(x)
         content = x if padding is None else x.masked_fill(padding.unsqueeze(-1), 0.0)  # no content
-        notes = self.encoding.note(content, None if cache is None else cache.notes)
-        there = here
+        features = self.encoding.key_features(content, None if cache is None else cache.key_features)
+        k_positions = positions
         if cache is not None:
-            ragged = self.encoding.by_sequence(here)
-            k, v, notes, there, padding = cache.append(k, v, notes, here, padding, ragged=ragged)
-        told: Told = {
+            ragged = self.encoding.is_per_sequence(positions)
+            k, v, features, k_positions, padding = cache.append(k, v, features, positions, padding, ragged=ragged)
+        arguments: AttentionArguments = {
             "encoding": self.encoding,
-            "q_positions": here,
-            "k_positions": there,
+            "q_positions": positions,
+            "k_positions": k_positions,
             "scale": self.scale,
-            "notes": notes,
+            "key_features": features,
             "mask": mask,
             "padding": padding,
             "causal": self.causal,
             "window": self.window,
-            "texts": texts,
+            "document_ids": document_ids,
             "softcap": self.softcap,
             "sinks": self.sinks,
         }
-        return q, k, v, told
+        return q, k, v, arguments
 
     def extra_repr(self) -> str:
         groups = "" if self.num_key_heads == self.num_heads else f", num_key_heads={self.num_key_heads}"
         return f"d_model={self.d_model}, num_heads={self.num_heads}{groups}, head_dim={self.head_dim}"
 
 
-def _begins(segments: Int[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
-    begins = torch.ones_like(segments, dtype=torch.bool)
-    begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
-    return begins
+def _segment_starts(segments: Int[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
+    starts = torch.ones_like(segments, dtype=torch.bool)
+    starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    return starts
 
 
-def _counted(x: Tensor, padding: Tensor | None, segments: Tensor | None, cache: Cache | None) -> Tensor:
+def _count_positions(x: Tensor, padding: Tensor | None, segments: Tensor | None, cache: Cache | None) -> Tensor:
     """Token indices: [N] if all sequences have the same, otherwise [B, N]."""
     tokens = x.shape[1]
     if segments is None and padding is None and (cache is None or not cache.ragged):
@@ -216,9 +218,9 @@ def _counted(x: Tensor, padding: Tensor | None, segments: Tensor | None, cache: 
         return torch.arange(start, start + tokens, device=x.device)
     padding = torch.zeros_like(x[..., 0], dtype=torch.bool) if padding is None else padding
     if segments is not None:
-        before = (~padding).long().cumsum(1) - (~padding).long()
-        return before - before.where(_begins(segments), 0).cummax(1).values
-    return count_unpadded(padding, None if cache is None else cache.next_places)
+        index = (~padding).long().cumsum(1) - (~padding).long()
+        return index - index.where(_segment_starts(segments), 0).cummax(1).values
+    return count_unpadded(padding, None if cache is None else cache.next_positions)
 
 
 def count_unpadded(padding: Bool[Tensor, "B N"], start: Int[Tensor, "B"] | None = None) -> Int[Tensor, "B N"]:
@@ -236,11 +238,11 @@ class _Projections(nn.Module):
         self.v = nn.Linear(d_model, groups * values, bias=bias)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        made = ((self.q, self.heads), (self.k, self.groups), (self.v, self.groups))
-        return tuple(layer(x).unflatten(-1, (heads, -1)).transpose(1, 2) for layer, heads in made)
+        projections = ((self.q, self.heads), (self.k, self.groups), (self.v, self.groups))
+        return tuple(layer(x).unflatten(-1, (heads, -1)).transpose(1, 2) for layer, heads in projections)
 
 
-class _LatentProjections(LatentProjections):
+class _MLAProjections(LatentProjections):
     def __init__(self, encoding: MLA) -> None:
         super().__init__()
         self.num_heads = encoding.num_heads
@@ -250,19 +252,20 @@ class _LatentProjections(LatentProjections):
         return self.project(x, x)
 
 
-def _encoding(
-    given: str | Sequence[str] | PositionalEncoding, sizes: dict[str, int], max_len: int, options: dict[str, Any]
+def _build_encoding(
+    encoding: str | Sequence[str] | PositionalEncoding, sizes: dict[str, int], max_len: int, options: dict[str, Any]
 ) -> PositionalEncoding:
-    if not isinstance(given, PositionalEncoding):
-        return encodings.build(given, max_len=max_len, **sizes, **options)
+    if not isinstance(encoding, PositionalEncoding):
+        return encodings.build(encoding, max_len=max_len, **sizes, **options)
     if options:
         raise InputError(f"{next(iter(options))} must not be set with an encoding that is already built.")
     for name, size in sizes.items():
-        if given.sizes[name] != size:
-            raise invalid("encoding", f"have the {name} of this layer, {size}", given.sizes[name])
-    return given
+        if encoding.sizes[name] != size:
+            raise invalid("encoding", f"have the {name} of this layer, {size}", encoding.sizes[name])
+    return encoding
 
 
+@renamed
 class Cache:
     """The cache of one attention layer, created by `Attention.new_cache` and filled by its ``forward``.
 
@@ -279,36 +282,36 @@ class Cache:
 
     def __init__(self, batch: int, length: int) -> None:
         require_count(batch=batch, length=length)
-        self.batch, self.room, self.filled = batch, length, 0
+        self.batch, self.capacity, self.num_tokens = batch, length, 0
         self.ragged = False
-        self._kept: dict[str, Tensor] = {}
+        self._tensors: dict[str, Tensor] = {}
 
     def __len__(self) -> int:
-        return self.filled
+        return self.num_tokens
 
     @property
-    def notes(self) -> Notes | None:
+    def key_features(self) -> KeyFeatures | None:
         """The key features of the cached tokens; None if there are none."""
-        return self._so_far("notes", 2) if self.filled else None
+        return self._cached("key_features", 2) if self.num_tokens else None
 
     @property
-    def next_places(self) -> Int[Tensor, "B"] | None:
+    def next_positions(self) -> Int[Tensor, "B"] | None:
         """Number of cached tokens per sequence, without padding; None if nothing was ever cached."""
-        padding = self._so_far("padding", 1)
+        padding = self._cached("padding", 1)
         return None if padding is None else (~padding).sum(1)
 
-    def require(self, batch: int, tokens: int) -> None:
+    def require_room(self, batch: int, tokens: int) -> None:
         """Raise `InputError` for more tokens than fit, and for another batch size."""
         if batch != self.batch:
             raise invalid("cache", f"be used with {self.batch} sequences", batch)
-        if self.filled + tokens > self.room:
-            raise invalid("cache", f"have room for the tokens ({self.filled} of {self.room} are used)", tokens)
+        if self.num_tokens + tokens > self.capacity:
+            raise invalid("cache", f"have room for the tokens ({self.num_tokens} of {self.capacity} are used)", tokens)
 
     def append(
         self,
         k: Keys,
         v: Float[Tensor, "B G N dv"],
-        notes: Notes | None,
+        key_features: KeyFeatures | None,
         positions: Positions,
         padding: Bool[Tensor, "B N"] | None,
         *,
@@ -320,50 +323,52 @@ class Cache:
         did.
         """
         tokens = k.shape[2]
-        self.require(len(k), tokens)
+        self.require_room(len(k), tokens)
         self.ragged = self.ragged or ragged or padding is not None
         positions = positions if ragged else positions.expand(self.batch, *positions.shape)
         padding = torch.zeros(self.batch, tokens, dtype=torch.bool, device=k.device) if padding is None else padding
-        given = {"k": (k, 2), "v": (v, 2), "notes": (notes, 2), "positions": (positions, 1), "padding": (padding, 1)}
-        start, self.filled = self.filled, self.filled + tokens
-        for name, (new, dim) in given.items():
-            if new is None:
+        new: dict[str, tuple[Tensor | None, int]] = {"k": (k, 2), "v": (v, 2), "key_features": (key_features, 2)}
+        new |= {"positions": (positions, 1), "padding": (padding, 1)}
+        start, self.num_tokens = self.num_tokens, self.num_tokens + tokens
+        for name, (tensor, dim) in new.items():
+            if tensor is None:
                 continue
-            if name not in self._kept:
-                self._kept[name] = new.new_zeros(*new.shape[:dim], self.room, *new.shape[dim + 1 :])
-            self._kept[name].narrow(dim, start, new.shape[dim]).copy_(new.detach())
-        keys, values, _, places, hidden = (self._so_far(name, dim) for name, (_, dim) in given.items())
-        assert places is not None
-        return keys, values, self.notes, places if self.ragged else places[0], hidden if self.ragged else None
+            if name not in self._tensors:
+                self._tensors[name] = tensor.new_zeros(*tensor.shape[:dim], self.capacity, *tensor.shape[dim + 1 :])
+            self._tensors[name].narrow(dim, start, tensor.shape[dim]).copy_(tensor.detach())
+        keys, values, _, all_positions, all_padding = (self._cached(name, dim) for name, (_, dim) in new.items())
+        assert all_positions is not None
+        all_positions, all_padding = (all_positions, all_padding) if self.ragged else (all_positions[0], None)
+        return keys, values, self.key_features, all_positions, all_padding
 
     def reorder(self, sequences: Int[Tensor, "B"]) -> None:
         """Put sequence ``sequences[b]`` at index b, for as many sequences as cached (for beam search)."""
         require_tensor("sequences", sequences, "integer", (self.batch,))
-        self._kept = {name: kept.index_select(0, sequences.long()) for name, kept in self._kept.items()}
+        self._tensors = {name: tensor.index_select(0, sequences.long()) for name, tensor in self._tensors.items()}
 
     def repeat(self, times: int) -> None:
         """Repeat each sequence ``times`` times, adjacent."""
         require_count(times=times)
         self.batch *= times
-        self._kept = {name: kept.repeat_interleave(times, dim=0) for name, kept in self._kept.items()}
+        self._tensors = {name: tensor.repeat_interleave(times, dim=0) for name, tensor in self._tensors.items()}
 
     def crop(self, length: int) -> None:
         """Keep only the first ``length`` tokens."""
-        must_be("length", length, int)
-        if not 0 <= length <= self.filled:
-            raise invalid("length", f"be from 0 to {self.filled}, the number of cached tokens", length)
-        self.filled = length
+        check_value("length", length, int)
+        if not 0 <= length <= self.num_tokens:
+            raise invalid("length", f"be from 0 to {self.num_tokens}, the number of cached tokens", length)
+        self.num_tokens = length
 
     @contextmanager
-    def kept_whole(self, *, only_looked_at: bool = False) -> Iterator[None]:
-        """Restore the cache if an exception is raised inside; always if ``only_looked_at``."""
-        before = self.filled, self.ragged
+    def restore_on_error(self, *, always: bool = False) -> Iterator[None]:
+        """Restore the cache if an exception is raised inside, or ``always``."""
+        saved = self.num_tokens, self.ragged
         try:
             yield
-            before = before if only_looked_at else (self.filled, self.ragged)
+            saved = saved if always else (self.num_tokens, self.ragged)
         finally:
-            self.filled, self.ragged = before
+            self.num_tokens, self.ragged = saved
 
-    def _so_far(self, name: str, dim: int) -> Tensor | None:
-        kept = self._kept.get(name)
-        return None if kept is None else kept.narrow(dim, 0, self.filled)
+    def _cached(self, name: str, dim: int) -> Tensor | None:
+        tensor = self._tensors.get(name)
+        return None if tensor is None else tensor.narrow(dim, 0, self.num_tokens)

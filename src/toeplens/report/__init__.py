@@ -6,10 +6,10 @@ card, and ``results.charts()`` its charts.
 
 from typing import TYPE_CHECKING
 
-from toeplens.ground.lazy import lazy
+from toeplens.utils.lazy import lazy_getattr
 
 if TYPE_CHECKING:
-    from toeplens.report.card import free_for_cards, write_cards
+    from toeplens.report.card import check_cards_directory, write_cards
     from toeplens.report.comparison import comparison_page
     from toeplens.report.page import PAGE, Figure, Page, Section, write_report
 
@@ -18,9 +18,9 @@ __all__ = [
     "Figure",
     "Page",
     "Section",
+    "check_cards_directory",
     "comparison_page",
-    "free_for_cards",
     "write_cards",
     "write_report",
 ]
-__getattr__ = lazy(__name__, __file__)
+__getattr__ = lazy_getattr(__name__, __file__)

@@ -11,17 +11,17 @@ from latex2mathml.converter import convert
 from markupsafe import Markup
 
 from toeplens.encodings.conformance import CHECKS
-from toeplens.ground import InputError, write_text
-from toeplens.ground.files import is_leftover, make_directory, read_yaml
-from toeplens.ground.outputs import free, write_page
-from toeplens.report.charts import alt, curves, data, heat, looks, names, number, tooltip
-from toeplens.report.page import SCRIPT, Figure, Page, Section, drawing_program
-from toeplens.report.tables import Cell, Table, make_table
+from toeplens.report.charts import alt, chart_data, color_shape, heatmap, line_chart, nominal, numeric, tooltip
+from toeplens.report.page import SCRIPT, Figure, Page, Section, vega_script
+from toeplens.report.tables import Table, TableCell, make_table
 from toeplens.report.theme import style, styles
-from toeplens.studies.card import Card, flat
+from toeplens.studies.card import Card, real_curves
+from toeplens.utils import InputError, write_text
+from toeplens.utils.files import is_leftover, make_directory, read_yaml
+from toeplens.utils.outputs import check_output_file, write_page
 
 COMMAND, INDEX = "card", "index.html"
-WHERE: dict[str, str] = read_yaml(Path(__file__).with_name("card.yaml"))["where"]
+COUPLING_TEXTS: dict[str, str] = read_yaml(Path(__file__).with_name("card.yaml"))["where"]
 _WINDOW = 128  # largest distance of a kernel's chart
 _ATTENTION = "At initialisation, for similar contents: mean over heads, and their range. 1 is uniform attention."
 _RESOLUTION = (
@@ -34,32 +34,32 @@ _RESOLUTION = (
 
 def write_cards(cards: Sequence[Card], directory: Path) -> Path:
     """Write all cards as ``NAME.html`` and their table as ``index.html``, with one shared drawing program."""
-    free_for_cards([card.name for card in cards], directory)
+    check_cards_directory([card.name for card in cards], directory)
     path = write_page(directory / INDEX, cards_page(cards).html(script=SCRIPT), COMMAND)
-    write_text(directory / SCRIPT, drawing_program())
+    write_text(directory / SCRIPT, vega_script())
     for card in cards:
         write_page(directory / f"{card.name}.html", card_page(card, back=INDEX).html(script=SCRIPT), COMMAND)
     return path
 
 
-def free_for_cards(names: Sequence[str], directory: Path) -> None:
+def check_cards_directory(names: Sequence[str], directory: Path) -> None:
     """Raises `InputError` if the directory holds anything other than earlier cards."""
     make_directory(directory)
     if not (directory / INDEX).exists() and any(not is_leftover(path) for path in directory.iterdir()):
         raise InputError(f"out: {directory} contains files that are not cards. Choose an empty or new directory.")
     for page in (INDEX, *(f"{name}.html" for name in names)):
-        free(directory / page, COMMAND)
+        check_output_file(directory / page, COMMAND)
 
 
 def card_page(card: Card, *, back: str = "") -> Page:
     """The page of a card; ``back`` is a link to the other cards."""
     about, _, more = card.about.partition("\n\n")
-    near, far = (float(card.profile[:, at].mean()) for at in (0, -1))
+    near, far = (float(card.profile[:, index].mean()) for index in (0, -1))
     attention = Figure("attention", "Attention by distance", attention_chart(card), _ATTENTION)
-    kernels = _kernels(card)
+    kernels = _kernel_figures(card)
     sections = [Section("How does it change attention?", [attention])] if kernels else []
-    details = [Section(each.title, [each]) for each in kernels[1:]]
-    sections = [Section(each.title, each.parts, details) for each in sections]
+    details = [Section(item.title, [item]) for item in kernels[1:]]
+    sections = [Section(item.title, item.parts, details) for item in sections]
     options = ", ".join(f"{name}={value}" for name, value in card.options.items()) or "none"
     return Page(
         COMMAND,
@@ -78,12 +78,12 @@ def card_page(card: Card, *, back: str = "") -> Page:
             ),
             Section("Does it conform?", [conformance_table(card)], id="conformance"),
         ],
-        [*([Markup('<a href="{}">All encodings</a>').format(back)] if back else []), *_no_kernel(card)],
+        [*([Markup('<a href="{}">All encodings</a>').format(back)] if back else []), *_kernel_notes(card)],
         [] if card.report.passed else ["It fails the conformance checks below."],
     )
 
 
-def _no_kernel(card: Card) -> list[str]:
+def _kernel_notes(card: Card) -> list[str]:
     """Why there is no kernel or no symbol."""
     if card.kernel is None and card.measured.toeplitz:
         return ["Distances have several coordinates, so kernel and symbol are not shown."]
@@ -94,38 +94,41 @@ def _no_kernel(card: Card) -> list[str]:
     return [] if card.symbol.any() else ["The kernel is odd or 0, so its symbol is 0 up to rounding."]
 
 
-def _by_head(rows: np.ndarray, xs: np.ndarray, x: dict[str, Any], y: dict[str, Any]) -> Any:
+def _head_curves(rows: np.ndarray, xs: np.ndarray, x: dict[str, Any], y: dict[str, Any]) -> Any:
     """A curve per head, or one for all heads."""
     titles = [f"head {head}" for head in range(1, len(rows) + 1)] if len(rows) > 1 else ["all heads"]
-    made = [
-        {"series": title, "x": float(at), "value": float(value)}
+    rows_by_head = [
+        {"series": title, "x": float(position), "value": float(value)}
         for title, row in zip(titles, rows, strict=True)
-        for at, value in zip(xs, row, strict=True)
+        for position, value in zip(xs, row, strict=True)
     ]
-    return curves(made, x, y, styles((title, title) for title in titles).values(), points=False)
+    return line_chart(rows_by_head, x, y, styles((title, title) for title in titles).values(), points=False)
 
 
-def _kernels(card: Card) -> list[Figure]:
+def _kernel_figures(card: Card) -> list[Figure]:
     """The kernel by distance, by frequency for a rotation, and its symbol, as far as there are any."""
     if card.kernel is None:
         return []
     near = np.abs(card.offsets) <= min(_WINDOW, card.sizes["max_len"] - 1)
     rotation = card.kernel.ndim == 3
-    chart = _by_head(
-        flat(card.kernel)[:, near], card.offsets[near], number("x", "distance i − j"), number("value", "kernel")
+    chart = _head_curves(
+        real_curves(card.kernel)[:, near],
+        card.offsets[near],
+        numeric("x", "distance i − j"),
+        numeric("value", "kernel"),
     )
     caption = "Real part, mean over frequencies, at initialisation." if rotation else "At initialisation."
-    found = [Figure("kernel", "Kernel by distance", chart, caption)]
+    figures = [Figure("kernel", "Kernel by distance", chart, caption)]
     if card.symbol is not None and card.symbol.any() and card.angles is not None:
         half = card.angles > 0
-        x = number("x", "φ (rad per token)", kind="log", format="~g", tickCount=5)
-        y = number("value", "symbol", kind="symlog", tickCount=5)
+        x = numeric("x", "φ (rad per token)", kind="log", format="~g", tickCount=5)
+        y = numeric("value", "symbol", kind="symlog", tickCount=5)
         caption = f"Fourier series of the kernel, smoothed over {card.sizes['max_len']} positions."
-        found.append(Figure("symbol", "Symbol", _by_head(card.symbol[:, half], card.angles[half], x, y), caption))
-    return found
+        figures.append(Figure("symbol", "Symbol", _head_curves(card.symbol[:, half], card.angles[half], x, y), caption))
+    return figures
 
 
-def _binned(card: Card, bins: int) -> list[tuple[float, np.ndarray]]:
+def _bin_by_distance(card: Card, bins: int) -> list[tuple[float, np.ndarray]]:
     """Attention by head in bins of distance that grow geometrically: mean distance + 1, values."""
     length = card.profile.shape[1]
     starts = np.unique(np.geomspace(1, length, bins).astype(int)) - 1
@@ -137,37 +140,37 @@ def attention_chart(card: Card) -> Any:
     """Attention by distance, relative to uniform attention."""
     rows = [
         {"series": "attention", "x": x, "value": values.mean(), "low": values.min(), "high": values.max()}
-        for x, values in _binned(card, 60)
+        for x, values in _bin_by_distance(card, 60)
     ]
-    x, y = number("x", "distance + 1", kind="log", domain=[1, rows[-1]["x"]]), number("value", "attention / uniform")
-    return curves(rows, x, y, [style("attention")], low="low", high="high", points=False, levels={"uniform": 1})
+    x, y = numeric("x", "distance + 1", kind="log", domain=[1, rows[-1]["x"]]), numeric("value", "attention / uniform")
+    return line_chart(rows, x, y, [style("attention")], low="low", high="high", points=False, levels={"uniform": 1})
 
 
-def _yes(value: bool) -> str:
+def _yes_no(value: bool) -> str:
     return "yes" if value else "no"
 
 
 def _resolutions(card: Card) -> dict[str, str]:
-    found = card.resolution or {}
-    return {dtype: "no limit" if distance is None else f"{distance:,}" for dtype, distance in found.items()}
+    limits = card.resolution or {}
+    return {dtype: "no limit" if distance is None else f"{distance:,}" for dtype, distance in limits.items()}
 
 
 def properties_table(card: Card) -> Table:
     """Formula, source and measured properties; a property that is not as declared says so."""
-    where = "; ".join(f"{each}: {WHERE[each]}" for each in sorted(card.measured.couplings))
+    where = "; ".join(f"{item}: {COUPLING_TEXTS[item]}" for item in sorted(card.measured.couplings))
     facts = [
         ("Position enters as", card.declared.couplings, card.measured.couplings, where),
         ("Depends on content", card.declared.data_dependent, card.measured.data_dependent, ""),
         ("Depends only on distance (Toeplitz)", card.declared.toeplitz, card.measured.toeplitz, ""),
     ]
-    rows: list[list[str | Cell]] = []
+    rows: list[list[str | TableCell]] = []
     if card.formula:
-        rows.append(["Formula", Cell(card.formula, html=Markup(convert(card.formula)))])
+        rows.append(["Formula", TableCell(card.formula, html=Markup(convert(card.formula)))])
     rows.append(["Source", card.citation])
     for title, declared, measured, note in facts:
-        said = [_yes(each) if isinstance(each, bool) else ", ".join(sorted(each)) for each in (measured, declared)]
-        wrong = () if declared == measured else (f"declared: {said[1]}",)
-        rows.append([title, Cell(said[0], (note, *wrong))])
+        texts = [_yes_no(item) if isinstance(item, bool) else ", ".join(sorted(item)) for item in (measured, declared)]
+        mismatch = () if declared == measured else (f"declared: {texts[1]}",)
+        rows.append([title, TableCell(texts[0], (note, *mismatch))])
     limits = "; ".join(f"{dtype}: {text}" for dtype, text in _resolutions(card).items())
     rows.append(["Resolution", limits or "not available: the encoding has no fixed table of values"])
     cost, shared = card.cost, "shared by all layers" if card.cost.shared else "per layer"
@@ -180,8 +183,8 @@ def properties_table(card: Card) -> Table:
 def conformance_table(card: Card) -> Table:
     """Each check of the conformance suite, with its result."""
     rows = [
-        [each.check, (CHECKS[each.check].__doc__ or "").replace("`", ""), "ok" if each.passed else "fails", each.seen]
-        for each in card.report.findings
+        [row.check, (CHECKS[row.check].__doc__ or "").replace("`", ""), "ok" if row.passed else "fails", row.detail]
+        for row in card.report.results
     ]
     return make_table("Conformance", ["Check", "What is checked", "Result", "Measured"], rows, css="")
 
@@ -220,38 +223,39 @@ def cost_chart(cards: Sequence[Card]) -> Any:
     ]
     kinds = sorted({row["series"] for row in rows})
     x, y = (
-        number(name, title, zero=False)
+        numeric(name, title, zero=False)
         for name, title in (("step", "time of a training step"), ("peak", "peak memory"))
     )
-    marks = alt.Chart(data(rows)).mark_point(size=70).encode(x=alt.X(**x), y=alt.Y(**y))
+    marks = alt.Chart(chart_data(rows)).mark_point(size=70).encode(x=alt.X(**x), y=alt.Y(**y))
     tips = tooltip(name="Encoding", series="Position enters as", step="Time|.2f", peak="Memory|.2f")
-    found = styles((kind, kind) for kind in kinds).values()
-    return marks.encode(tooltip=tips, **looks("series", found, title="position enters as")).properties(height=320)
+    kind_styles = styles((kind, kind) for kind in kinds).values()
+    marks = marks.encode(tooltip=tips, **color_shape("series", kind_styles, title="position enters as"))
+    return marks.properties(height=320)
 
 
 def profiles_chart(cards: Sequence[Card]) -> Any:
     """Attention by distance of all encodings; more than uniform attention is warm, less is cool."""
     rows = []
     for card in cards:
-        means = [(round(x), float(values.mean())) for x, values in _binned(card, 12)]
+        means = [(round(x), float(values.mean())) for x, values in _bin_by_distance(card, 12)]
         rows += [
             {"name": card.name, "at": x, "ratio": v, "log": float(np.log2(max(v, 0.05))), "blank": ""} for x, v in means
         ]
-    x, y = names("at", sorted({row["at"] for row in rows}), "distance + 1"), names("name", [c.name for c in cards])
+    x, y = nominal("at", sorted({row["at"] for row in rows}), "distance + 1"), nominal("name", [c.name for c in cards])
     tips = tooltip(name="Encoding", at="Distance + 1", ratio="Attention / uniform|.2f")
     title = "log2 of attention / uniform"
-    return heat(rows, x, y, "log", title=title, domain=(-3, 3), tips=tips, form=".0f", size=14, marks="blank")
+    return heatmap(rows, x, y, "log", title=title, domain=(-3, 3), tips=tips, form=".0f", size=14, marks="blank")
 
 
 def cards_table(cards: Sequence[Card]) -> Table:
     """A row per encoding, with a link to its card."""
-    rows: list[list[str | Cell]] = []
+    rows: list[list[str | TableCell]] = []
     for card in cards:
-        name = Cell(card.name, html=Markup('<a href="{0}.html">{0}</a>').format(card.name))
+        name = TableCell(card.name, html=Markup('<a href="{0}.html">{0}</a>').format(card.name))
         couplings = sorted(card.measured.couplings)
-        row = [_yes(card.measured.data_dependent), _yes(card.measured.toeplitz)]
+        row = [_yes_no(card.measured.data_dependent), _yes_no(card.measured.toeplitz)]
         row += [f"{card.cost.step:.2f}", f"{card.cost.peak:.2f}", f"{card.cost.parameters:,}"]
-        row += [_resolutions(card).get("bfloat16", "–"), _yes(card.report.passed), card.citation]
+        row += [_resolutions(card).get("bfloat16", "–"), _yes_no(card.report.passed), card.citation]
         rows.append([name, ", ".join(couplings), *row])
     columns = ["Encoding", "Enters as", "Uses content", "Toeplitz", "Step time", "Peak memory", "Parameters"]
     columns += ["bfloat16 resolution", "Conforms", "Source"]

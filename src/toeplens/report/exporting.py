@@ -19,67 +19,67 @@ import great_tables
 import pyarrow as pa
 import vl_convert
 
-from toeplens.report.charts import SEVERAL, sized
+from toeplens.report.charts import CONCAT_KEYS, fit_to_width
 from toeplens.report.page import Figure
-from toeplens.report.tables import DASH, Cell, Table
-from toeplens.report.theme import config
+from toeplens.report.tables import DASH, Table, TableCell
+from toeplens.report.theme import vega_config
 
 Format = Literal["pdf", "svg", "png"]
 FORMATS: tuple[Format, ...] = ("pdf", "svg", "png")
 INCHES = {1: 3.25, 2: 6.75}  # by number of columns, on a two-column page
-_PIXELS, _POINTS, _DOTS = 108, 72, 300  # per inch: of a chart (so its 12 px are 8 pt), of PDF, of PNG
-_LEGEND = 130  # pixels of a legend's entry
+_PX_PER_INCH, _POINTS_PER_INCH, _DPI = 108, 72, 300  # per inch: of a chart (so its 12 px are 8 pt), of PDF, of PNG
+_LEGEND_WIDTH = 130  # pixels of a legend's entry
 _FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 
 
 def columns_of(figure: Figure) -> int:
     """The number of text columns for which a figure is made: 2 for several panels, otherwise 1."""
-    return 2 if any(name in figure.spec for name in ("spec", *SEVERAL)) else 1
+    return 2 if any(name in figure.spec for name in ("spec", *CONCAT_KEYS)) else 1
 
 
-def draw(figure: Figure, form: Format, columns: int | None = None) -> bytes:
+def draw_figure(figure: Figure, form: Format, columns: int | None = None) -> bytes:
     """A figure on white, 3.25 inches (1 column) or 6.75 inches (2 columns) wide, with text of about 8 pt.
 
     PNG has 300 dots per inch. ``columns`` defaults to `columns_of` the figure.
     """
     inches = INCHES[columns or columns_of(figure)]
-    width = round(inches * _PIXELS)
-    theme: dict[str, Any] = config(font=_FONT) | {"background": "white"}
-    theme["legend"] = {**theme["legend"], "columns": max(1, width // _LEGEND)}
-    text = vl_convert.vegalite_to_svg(sized(figure.spec, width), config=theme)
-    if more := round(width - _width(text)):  # panels whose axes have other widths than `sized` expects
-        text = vl_convert.vegalite_to_svg(sized(figure.spec, width + more), config=theme)
+    width = round(inches * _PX_PER_INCH)
+    theme: dict[str, Any] = vega_config(font=_FONT) | {"background": "white"}
+    theme["legend"] = {**theme["legend"], "columns": max(1, width // _LEGEND_WIDTH)}
+    text = vl_convert.vegalite_to_svg(fit_to_width(figure.spec, width), config=theme)
+    if excess := round(width - _svg_width(text)):  # panels whose axes have other widths than `fit_to_width` expects
+        text = vl_convert.vegalite_to_svg(fit_to_width(figure.spec, width + excess), config=theme)
     ids: dict[str, str] = {}
     text = re.sub(r"(clip|gradient_)(\d+)", lambda x: ids.setdefault(x[0], f"{x[1]}{len(ids)}"), text)  # counted from 0
-    per_inch = max(_PIXELS, _width(text) / inches)  # with long titles, panels may not be narrow enough
+    per_inch = max(_PX_PER_INCH, _svg_width(text) / inches)  # with long titles, panels may not be narrow enough
     if form == "png":
-        return vl_convert.svg_to_png(text, scale=_POINTS / per_inch, ppi=_DOTS)
-    unit, per_unit = ("", per_inch / _POINTS) if form == "pdf" else ("in", per_inch)
-    width, height = (f'{name}="{float(size) / per_unit:.3f}{unit}"' for name, size in _SIZE.findall(text)[:2])
-    text = _SIZE.sub("", text, count=2).replace("<svg", f"<svg {width} {height}", 1)
+        return vl_convert.svg_to_png(text, scale=_POINTS_PER_INCH / per_inch, ppi=_DPI)
+    unit, per_unit = ("", per_inch / _POINTS_PER_INCH) if form == "pdf" else ("in", per_inch)
+    width, height = (f'{name}="{float(size) / per_unit:.3f}{unit}"' for name, size in _SVG_SIZE.findall(text)[:2])
+    text = _SVG_SIZE.sub("", text, count=2).replace("<svg", f"<svg {width} {height}", 1)
     return vl_convert.svg_to_pdf(text) if form == "pdf" else text.encode()
 
 
-_SIZE = re.compile(r'\b(width|height)="([\d.]+)"')  # the first two are the picture's
+_SVG_SIZE = re.compile(r'\b(width|height)="([\d.]+)"')  # the first two are the picture's
 
 
-def _width(text: str) -> float:
-    return float(_SIZE.findall(text)[0][1])
+def _svg_width(text: str) -> float:
+    return float(_SVG_SIZE.findall(text)[0][1])
 
 
-_FORMULA = tuple("=+-@＝＋－＠")  # characters that start a formula in a spreadsheet, including full-width ones
+_FORMULA_STARTS = tuple("=+-@＝＋－＠")  # characters that start a formula in a spreadsheet, including full-width ones
 _NUMBER = re.compile(r"[-+]\.?\d[\d.,]*(?:[eE][-+]?\d+)?(?: ?%)?(?: [\w(±\[].*)?")  # with an optional unit or note
 
 
-def numbered(tables: Iterable[Table]) -> list[Table]:
+def number_tables(tables: Iterable[Table]) -> list[Table]:
     """The tables that are not empty; tables with the same name are numbered."""
-    made: list[Table] = []
+    result: list[Table] = []
     counts: dict[str, int] = {}
     for table in tables:
         if table.body:
             count = counts[table.file] = counts.get(table.file, 0) + 1
-            made.append(table if count == 1 else replace(table, name=f"{table.name}, {count}"))
-    return made
+            result.append(table if count == 1 else replace(table, name=f"{table.name}, {count}"))
+    return result
 
 
 def csv_of(table: Table) -> str:
@@ -89,45 +89,45 @@ def csv_of(table: Table) -> str:
     """
     stream = io.StringIO()
     writer = csv.writer(stream)
-    writer.writerow(map(_plain, table.columns()))
-    writer.writerows([_plain(cell.whole) for cell in row] for row in table.grids()[1])
+    writer.writerow(map(_csv_text, table.columns()))
+    writer.writerows([_csv_text(cell.full_text) for cell in row] for row in table.expand_spans()[1])
     return stream.getvalue()
 
 
-def _plain(text: str) -> str:
+def _csv_text(text: str) -> str:
     text = "" if text == DASH else re.sub(r"−(?=[\d.])", "-", text)
-    return f"'{text}" if text.startswith(_FORMULA) and _NUMBER.fullmatch(text) is None else text
+    return f"'{text}" if text.startswith(_FORMULA_STARTS) and _NUMBER.fullmatch(text) is None else text
 
 
 def great_table(table: Table) -> great_tables.GT:
     """A table as a `great_tables.GT`, with its groups of columns as spanners; a spanning cell is shown once."""
-    head, body = table.grids()
+    head, body = table.expand_spans()
     columns = [str(x) for x in range(len((head or body)[0]))]
-    texts = [[_shown(body, y, x) for y in range(len(body))] for x in range(len(columns))]
+    texts = [[_cell_text(body, y, x) for y in range(len(body))] for x in range(len(columns))]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "PyArrow Table support")
-        made = great_tables.GT(pa.table(dict(zip(columns, texts, strict=True))), id=table.file, auto_align=False)
-    made = made.tab_options(table_font_size="8pt", column_labels_hidden=not head)
+        gt = great_tables.GT(pa.table(dict(zip(columns, texts, strict=True))), id=table.file, auto_align=False)
+    gt = gt.tab_options(table_font_size="8pt", column_labels_hidden=not head)
     right = [x for x in columns if any(row[int(x)].right for row in body)]
-    made = made.cols_align("left").cols_align("right", right) if right else made.cols_align("left")
+    gt = gt.cols_align("left").cols_align("right", right) if right else gt.cols_align("left")
     if head:
-        made = made.cols_label(dict(zip(columns, (cell.whole for cell in head[-1]), strict=True)))
+        gt = gt.cols_label(dict(zip(columns, (cell.full_text for cell in head[-1]), strict=True)))
     for y in reversed(range(len(head) - 1)):
         for _, cells in groupby(columns, key=lambda x: id(head[y][int(x)])):
             below = list(cells)
             first = int(below[0])
-            if head[y][first].whole and head[-1][first] is not head[y][first]:
-                made = made.tab_spanner(head[y][first].whole, below, id=f"{table.file}-{y}-{first}")
-    return made
+            if head[y][first].full_text and head[-1][first] is not head[y][first]:
+                gt = gt.tab_spanner(head[y][first].full_text, below, id=f"{table.file}-{y}-{first}")
+    return gt
 
 
-def _shown(body: list[list[Cell]], y: int, x: int) -> str:
+def _cell_text(body: list[list[TableCell]], y: int, x: int) -> str:
     """The text of a cell; of one that spans others only where it starts."""
     cell = body[y][x]
-    spanned = (cell.down > 1 and y > 0 and body[y - 1][x] is cell) or (
-        cell.across > 1 and x > 0 and body[y][x - 1] is cell
+    spanned = (cell.rowspan > 1 and y > 0 and body[y - 1][x] is cell) or (
+        cell.colspan > 1 and x > 0 and body[y][x - 1] is cell
     )
-    return "" if spanned else cell.whole
+    return "" if spanned else cell.full_text
 
 
 def html_of(table: Table) -> str:
@@ -137,10 +137,10 @@ def html_of(table: Table) -> str:
 
 _SIGNS = {"−": "-", "≤": r"\le", "≥": r"\ge", "≈": r"\approx", "≡": r"\equiv", "≠": r"\ne", "×": r"\times"}
 _SIGNS |= {"∘": r"\circ", "→": r"\to", "√": r"\surd", "∞": r"\infty", "∑": r"\sum", "∅": r"\emptyset", "∈": r"\in"}
-_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ᵀ]+")
-_LONG = 40  # a column is wrapped if a cell has more characters
-_NARROW = 55  # characters per line of one text column
-_TALL = 45  # rows per page
+_SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ᵀ]+")
+_WRAP_WIDTH = 40  # a column is wrapped if a cell has more characters
+_COLUMN_WIDTH = 55  # characters per line of one text column
+_PAGE_ROWS = 45  # rows per page
 
 
 def latex_of(table: Table) -> str:
@@ -148,40 +148,40 @@ def latex_of(table: Table) -> str:
 
     Tables wider than a text column use ``table*`` and are scaled down if necessary.
     """
-    body, tall = table.grids()[1], len(table.head) + len(table.body) > _TALL
-    widths = [max(len(cell.whole) for cell in cells) for cells in zip(*body, strict=True)]
-    told = " ".join(f"{table.name}. {table.note}".split())
-    text = great_table(table).tab_header(told).as_latex(use_longtable=tall)
+    body, tall = table.expand_spans()[1], len(table.head) + len(table.body) > _PAGE_ROWS
+    widths = [max(len(cell.full_text) for cell in cells) for cells in zip(*body, strict=True)]
+    caption = " ".join(f"{table.name}. {table.note}".split())
+    text = great_table(table).tab_header(caption).as_latex(use_longtable=tall)
     text = re.sub(
         r"\\caption\*\{\n\{\\large (.*)\}\n\}", lambda x: rf"\caption{{{x[1]}}}\label{{tab:{table.file}}}", text
     )
-    fitted = "\\begin{adjustbox}{max width=\\linewidth}\n\\begin{tabular}{"
-    text = text.replace(r"\begin{tabular*}{\linewidth}{@{\extracolsep{\fill}}", fitted)
+    adjusted = "\\begin{adjustbox}{max width=\\linewidth}\n\\begin{tabular}{"
+    text = text.replace(r"\begin{tabular*}{\linewidth}{@{\extracolsep{\fill}}", adjusted)
     text = text.replace(r"\end{tabular*}", "\\end{tabular}\n\\end{adjustbox}")
-    if many := sum(width > _LONG for width in widths):
-        wrapped = rf">{{\raggedright\arraybackslash}}p{{{0.7 / many:.2f}\linewidth}}"
+    if num_long := sum(width > _WRAP_WIDTH for width in widths):
+        column_type = rf">{{\raggedright\arraybackslash}}p{{{0.7 / num_long:.2f}\linewidth}}"
         text = re.sub(
             r"(?<=table\}\{|bular\}\{)[lr]+(?=\}\n)",
-            lambda x: "".join(wrapped if width > _LONG else a for width, a in zip(widths, x[0], strict=True)),
+            lambda x: "".join(column_type if width > _WRAP_WIDTH else a for width, a in zip(widths, x[0], strict=True)),
             text,
             count=1,
         )
     if not table.head:
         text = re.sub(r"(\\toprule\n).*?\\midrule\S*\n", r"\1", text, flags=re.DOTALL)
-    if sum(min(_LONG, 3 + width) for width in widths) > _NARROW:
+    if sum(min(_WRAP_WIDTH, 3 + width) for width in widths) > _COLUMN_WIDTH:
         text = text.replace("{table}", "{table*}")
     packages = "array,booktabs,longtable; not for text in two columns" if tall else "adjustbox,array,booktabs"
-    return f"% needs \\usepackage{{{packages}}}\n{_mathematics(text)}"
+    return f"% needs \\usepackage{{{packages}}}\n{_to_math_mode(text)}"
 
 
-def _mathematics(text: str) -> str:
+def _to_math_mode(text: str) -> str:
     """The text with letters and signs that LaTeX's default fonts lack as mathematics."""
     text = text.replace("|", r"\textbar{}")
-    text = _RAISED.sub(lambda found: f"$^{{{unicodedata.normalize('NFKC', found[0]).replace('−', '-')}}}$", text)
-    return "".join(_sign(letter) if ord(letter) > 127 else letter for letter in text)
+    text = _SUPERSCRIPTS.sub(lambda match: f"$^{{{unicodedata.normalize('NFKC', match[0]).replace('−', '-')}}}$", text)
+    return "".join(_latex_sign(letter) if ord(letter) > 127 else letter for letter in text)
 
 
-def _sign(letter: str) -> str:
+def _latex_sign(letter: str) -> str:
     name = unicodedata.name(letter, "").split()
     if name[:1] == ["GREEK"] and name[2:3] == ["LETTER"]:
         sign = name[3].lower().replace("lamda", "lambda")

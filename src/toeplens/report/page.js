@@ -10,7 +10,7 @@
   function unfold() {
     const target = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
     if (!target) return;
-    for (let at = target; at; at = at.parentElement) if (at.tagName === "DETAILS") at.open = true;
+    for (let node = target; node; node = node.parentElement) if (node.tagName === "DETAILS") node.open = true;
     if (target.matches("tr, section")) target.querySelector("details")?.toggleAttribute("open", target.matches("tr"));
     target.scrollIntoView();
   }
@@ -39,26 +39,26 @@
       head.append(button);
     });
   }
-  const quoted = (cell) => (/[",\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell);
-  for (const place of document.querySelectorAll(".scroll:not(:has(.ledger, .facts))")) {
+  const toCsv = (cell) => (/[",\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell);
+  for (const element of document.querySelectorAll(".scroll:not(:has(.ledger, .facts))")) {
     const button = document.createElement("button");
     button.className = "save";
     button.textContent = "Save as CSV";
-    button.setAttribute("aria-label", `Save as CSV: ${place.ariaLabel}`);
+    button.setAttribute("aria-label", `Save as CSV: ${element.ariaLabel}`);
     button.addEventListener("click", () => {
-      const rows = [...place.querySelectorAll("tr")].map((row) => [...row.cells].map((cell) => quoted(cell.innerText.trim().replaceAll("\n", " "))).join(","));
+      const rows = [...element.querySelectorAll("tr")].map((row) => [...row.cells].map((cell) => toCsv(cell.innerText.trim().replaceAll("\n", " "))).join(","));
       const link = document.createElement("a");
       link.href = URL.createObjectURL(new Blob([rows.join("\r\n") + "\r\n"], { type: "text/csv" }));
-      link.download = `${place.ariaLabel.toLowerCase().replace(/[^a-z0-9]+/g, "-")}.csv`;
+      link.download = `${element.ariaLabel.toLowerCase().replace(/[^a-z0-9]+/g, "-")}.csv`;
       link.click();
     });
-    place.after(button);
+    element.after(button);
   }
 
   // ---- charts
-  const places = [...document.querySelectorAll(".chart")];
-  if (!places.length) return unfold();
-  const words = new Map(places.map((place) => [place, place.textContent]));
+  const elements = [...document.querySelectorAll(".chart")];
+  if (!elements.length) return unfold();
+  const altTexts = new Map(elements.map((element) => [element, element.textContent]));
   let charts, themes;
   try {
     [charts, themes] = (await Promise.all([text("charts"), text("themes")])).map(JSON.parse);
@@ -74,75 +74,75 @@
   }
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const AXES = 62, PANEL = 190; // as in charts.py
-  function sized(spec, width) {
+  function fitToWidth(spec, width) {
     if (spec.spec && spec.columns) {
       const columns = Math.max(1, Math.min(spec.columns, Math.floor(width / (PANEL + AXES / 2))));
       const panel = Math.max(PANEL / 2, (width - (spec.usermeta?.axes ?? AXES)) / columns - AXES / 2);
       return { ...spec, columns, spec: { ...spec.spec, width: Math.round(panel) } };
     }
-    for (const several of ["vconcat", "hconcat", "concat"]) {
-      if (!spec[several]) continue;
-      const share = several === "hconcat" ? width / spec[several].length : width;
-      return { ...spec, [several]: spec[several].map((each) => sized(each, share)) };
+    for (const key of ["vconcat", "hconcat", "concat"]) {
+      if (!spec[key]) continue;
+      const share = key === "hconcat" ? width / spec[key].length : width;
+      return { ...spec, [key]: spec[key].map((each) => fitToWidth(each, share)) };
     }
     return { ...spec, width: Math.round(width), autosize: { type: "fit-x", contains: "padding" } };
   }
   const drawn = new Map(); // width and theme of each drawn chart
   const busy = new Set();
   let printing = false;
-  const look = (place) => `${place.clientWidth} ${dark.matches && !printing ? "dark" : "light"}`;
-  async function draw(place) {
-    if (busy.has(place)) return; // when it is drawn, the loop looks whether its width or theme has changed
-    busy.add(place);
-    for (let now = look(place); place.clientWidth && now !== drawn.get(place); now = look(place)) {
-      drawn.set(place, now);
-      await embed(place, place.clientWidth, themes[now.split(" ")[1]]);
+  const drawState = (element) => `${element.clientWidth} ${dark.matches && !printing ? "dark" : "light"}`;
+  async function draw(element) {
+    if (busy.has(element)) return; // when it is drawn, the loop looks whether its width or theme has changed
+    busy.add(element);
+    for (let now = drawState(element); element.clientWidth && now !== drawn.get(element); now = drawState(element)) {
+      drawn.set(element, now);
+      await embed(element, element.clientWidth, themes[now.split(" ")[1]]);
     }
-    busy.delete(place);
+    busy.delete(element);
   }
-  async function embed(place, width, theme) {
+  async function embed(element, width, theme) {
     const columns = Math.max(1, Math.floor(width / 150));
     const config = { ...theme, legend: { ...theme.legend, columns } };
-    const spec = sized(charts[place.dataset.chart], width);
+    const spec = fitToWidth(charts[element.dataset.chart], width);
     const actions = { export: true, source: false, compiled: false, editor: false };
-    const options = { mode: "vega-lite", renderer: "svg", ast: true, actions, config, downloadFileName: place.dataset.chart };
+    const options = { mode: "vega-lite", renderer: "svg", ast: true, actions, config, downloadFileName: element.dataset.chart };
     try {
-      await vegaEmbed(place, { $schema: "https://vega.github.io/schema/vega-lite/v6.json", ...spec }, options);
-      const picture = place.querySelector("svg");
+      await vegaEmbed(element, { $schema: "https://vega.github.io/schema/vega-lite/v6.json", ...spec }, options);
+      const picture = element.querySelector("svg");
       picture.querySelectorAll("[role], [aria-roledescription]").forEach((each) => {
         for (const name of ["role", "aria-roledescription", "aria-label"]) each.removeAttribute(name);
       });
       picture.setAttribute("role", "img");
-      picture.setAttribute("aria-label", words.get(place));
-      place.querySelector("summary").setAttribute("aria-label", `Save chart ${place.dataset.chart}`);
-      place.dataset.drawn = "";
+      picture.setAttribute("aria-label", altTexts.get(element));
+      element.querySelector("summary").setAttribute("aria-label", `Save chart ${element.dataset.chart}`);
+      element.dataset.drawn = "";
     } catch (error) {
       console.error(error);
-      place.textContent = words.get(place);
+      element.textContent = altTexts.get(element);
     }
   }
   const watcher = new IntersectionObserver((entries) => {
     for (const entry of entries) if (entry.isIntersecting) draw(entry.target);
   }, { rootMargin: "900px" });
-  const again = () => [...drawn.keys()].forEach((place) => draw(place));
-  places.forEach((place) => watcher.observe(place));
+  const redraw = () => [...drawn.keys()].forEach((element) => draw(element));
+  elements.forEach((element) => watcher.observe(element));
   const idle = window.requestIdleCallback ?? ((act) => setTimeout(act, 50));
-  const rest = [...places];
-  const next = () => rest.length && draw(rest.shift()).then(() => idle(next));
+  const queue = [...elements];
+  const next = () => queue.length && draw(queue.shift()).then(() => idle(next));
   idle(next);
-  new ResizeObserver(again).observe(document.querySelector("main"));
-  dark.addEventListener("change", again);
+  new ResizeObserver(redraw).observe(document.querySelector("main"));
+  dark.addEventListener("change", redraw);
   let opened = [];
   addEventListener("beforeprint", () => {
     printing = true;
     opened = [...document.querySelectorAll("details:not([open]):has(.chart)")];
     opened.forEach((each) => { each.open = true; });
-    places.forEach((place) => draw(place));
+    elements.forEach((element) => draw(element));
   });
   addEventListener("afterprint", () => {
     printing = false;
     opened.forEach((each) => { each.open = false; });
-    again();
+    redraw();
   });
   unfold();
 })();

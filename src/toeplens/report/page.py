@@ -21,16 +21,16 @@ import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from toeplens.ground import InputError, choose, write_text
-from toeplens.ground.words import duration
-from toeplens.report.charts import describe, themed
-from toeplens.report.tables import Cell, Table, code, make_table
-from toeplens.report.theme import config
+from toeplens.report.charts import describe, with_light_theme
+from toeplens.report.tables import Table, TableCell, code, make_table
+from toeplens.report.theme import vega_config
 from toeplens.studies.kit.verdicts import verdict_text
+from toeplens.utils import InputError, choose, write_text
+from toeplens.utils.formatting import fmt_duration
 from toeplens.version import __version__
 
 if TYPE_CHECKING:
-    from toeplens.studies import Entry
+    from toeplens.studies import LedgerEntry
 
 PAGE = "report.html"  # the name of a study's page in its directory
 FORMAT = 2  # page format; increased if pages are read or built differently
@@ -42,30 +42,29 @@ class Figure:
     """A chart with its caption.
 
     Arguments
-        id       its name in `Page.charts`, in links and in files
-        title    what it shows, in a few words
-        chart    an Altair chart
-        caption  units, intervals, how to read it
-        words    text alternative (default: made from the chart's data)
+        id        its name in `Page.charts`, in links and in files
+        title     what it shows, in a few words
+        chart     an Altair chart
+        caption   units, intervals, how to read it
+        alt_text  text alternative (default: made from the chart's data)
     """
 
     id: str
     title: str
     chart: Any
     caption: str = ""
-    words: str = ""
+    alt_text: str = ""
 
     @cached_property
     def spec(self) -> dict[str, Any]:
         """The chart as Vega-Lite, without its configuration."""
-        return {
-            name: each for name, each in self.chart.to_dict(validate=False).items() if name not in ("config", "$schema")
-        }
+        content = self.chart.to_dict(validate=False)
+        return {name: item for name, item in content.items() if name not in ("config", "$schema")}
 
     @property
     def alternative(self) -> str:
         """Text alternative."""
-        return self.words or describe(self.spec)
+        return self.alt_text or describe(self.spec)
 
 
 @dataclass(frozen=True)
@@ -87,13 +86,13 @@ class Section:
     @property
     def name(self) -> str:
         """The name in links."""
-        return self.id or next((each.id for each in self.parts if isinstance(each, Figure)), "")
+        return self.id or next((part.id for part in self.parts if isinstance(part, Figure)), "")
 
-    def every(self) -> Iterator[Figure | Table | Ledger | str]:
+    def all_parts(self) -> Iterator[Figure | Table | Ledger | str]:
         """Its parts and those of its details."""
         yield from self.parts
-        for each in self.details:
-            yield from each.every()
+        for section in self.details:
+            yield from section.all_parts()
 
 
 @dataclass(frozen=True)
@@ -103,24 +102,24 @@ class Ledger:
     Arguments
         claims     the entries of each claim, one per protocol
         protocols  titles of the protocols, by name
-        recorded   verdicts of published records by claim and protocol: name, seeds, verdict
-        what       what a line is called
+        published  verdicts of published records by claim and protocol: name, seeds, verdict
+        item_name  what a line is called
     """
 
-    claims: Sequence[Sequence[Entry]]
+    claims: Sequence[Sequence[LedgerEntry]]
     protocols: Mapping[str, str] = field(default_factory=dict)
-    recorded: Mapping[Any, Sequence[tuple[str, str, str]]] = field(default_factory=dict)
-    what: str = "Claim"
+    published: Mapping[Any, Sequence[tuple[str, str, str]]] = field(default_factory=dict)
+    item_name: str = "Claim"
 
     @property
     def table(self) -> Table:
         """The claims with their verdicts, for export."""
         rows = [
-            [each[0].claim.statement, each[0].claim.source, *(verdict_text(entry.verdict) for entry in each)]
-            for each in self.claims
+            [entries[0].claim.statement, entries[0].claim.source, *(verdict_text(entry.verdict) for entry in entries)]
+            for entries in self.claims
         ]
-        names = [self.what, "Source", *(list(self.protocols.values()) or ["Verdict"])]
-        return make_table(f"{self.what}s ledger", names, rows)
+        names = [self.item_name, "Source", *(list(self.protocols.values()) or ["Verdict"])]
+        return make_table(f"{self.item_name}s ledger", names, rows)
 
 
 @dataclass(frozen=True)
@@ -150,19 +149,19 @@ class Page:
     @property
     def figures(self) -> list[Figure]:
         """All figures in order, the picture first."""
-        found = [each for section in self.sections for each in section.every() if isinstance(each, Figure)]
-        return [*([self.picture] if self.picture else []), *found]
+        figures = [part for section in self.sections for part in section.all_parts() if isinstance(part, Figure)]
+        return [*([self.picture] if self.picture else []), *figures]
 
     @property
     def tables(self) -> list[Table]:
         """All tables in order."""
-        every = [each for section in self.sections for each in section.every()]
-        found = [each.table if isinstance(each, Ledger) else each for each in every]
-        return [each for each in found if isinstance(each, Table)]
+        parts = [part for section in self.sections for part in section.all_parts()]
+        tables = [part.table if isinstance(part, Ledger) else part for part in parts]
+        return [part for part in tables if isinstance(part, Table)]
 
     def charts(self) -> Charts:
         """The Altair charts by name."""
-        return Charts({each.id: themed(each.chart) for each in self.figures})
+        return Charts({fig.id: with_light_theme(fig.chart) for fig in self.figures})
 
     def html(self, *, script: str = "") -> str:
         """The page as one HTML document. Deterministic.
@@ -170,12 +169,12 @@ class Page:
         script  path of a separate drawing program, for several pages (default: embedded in the page)
         """
         try:
-            specs = json.dumps({each.id: each.spec for each in self.figures}, separators=(",", ":"), allow_nan=False)
+            specs = json.dumps({fig.id: fig.spec for fig in self.figures}, separators=(",", ":"), allow_nan=False)
         except ValueError:  # sums of what a damaged record holds
             raise InputError("report: the record is damaged: a figure has values that are not finite.") from None
-        themes = json.dumps({"light": config(), "dark": config(dark=True)}, separators=(",", ":"))
+        themes = json.dumps({"light": vega_config(), "dark": vega_config(dark=True)}, separators=(",", ":"))
         facts = {"specs": pack(specs), "themes": pack(themes), "script": script, "figures": bool(self.figures)}
-        return environment().get_template("report/page.html.j2").render(page=self, **facts)
+        return jinja_environment().get_template("report/page.html.j2").render(page=self, **facts)
 
 
 class Charts(dict[str, Any]):
@@ -192,15 +191,15 @@ def write_report(directory: Path, page: Page) -> Path:
     return path
 
 
-def ledger(entries: Iterable[Entry]) -> list[list[Entry]]:
+def entries_by_claim(entries: Iterable[LedgerEntry]) -> list[list[LedgerEntry]]:
     """The entries of each claim, one per protocol, in the study's order."""
-    by_claim: dict[str, list[Entry]] = {}
+    by_claim: dict[str, list[LedgerEntry]] = {}
     for entry in entries:
         by_claim.setdefault(entry.claim.id, []).append(entry)
     return list(by_claim.values())
 
 
-_MACHINE = {
+_MACHINE_FACTS = {
     "execution": "Execution",
     "processor": "Processor",
     "cores": "Cores",
@@ -214,43 +213,43 @@ _MACHINE = {
 }
 
 
-def run_table(recorded: Mapping[str, Any], rows: Iterable[list[str | Cell]] = (), without: Iterable[str] = ()) -> Table:
-    """A study's command, other facts (``rows``), and its machine and software, ``without`` some."""
-    machine: list[list[str | Cell]] = [
-        [text, str(recorded.get(key) or ("none" if key == "gpu" else "not recorded"))]
-        for key, text in _MACHINE.items()
-        if key not in without
+def run_table(facts: Mapping[str, Any], rows: Iterable[list[str | TableCell]] = (), omit: Iterable[str] = ()) -> Table:
+    """A study's command, other rows, and its machine and software, those to ``omit`` left out."""
+    machine: list[list[str | TableCell]] = [
+        [text, str(facts.get(key) or ("none" if key == "gpu" else "not recorded"))]
+        for key, text in _MACHINE_FACTS.items()
+        if key not in omit
     ]
-    command: list[str | Cell] = ["Command", code(recorded.get("command") or "not recorded")]
+    command: list[str | TableCell] = ["Command", code(facts.get("command") or "not recorded")]
     return make_table("How it was run", [], [command, *rows, *machine], css="facts")
 
 
-def progress_rows(state: Any, what: str, more: Sequence[tuple[str, str]] = ()) -> list[list[str | Cell]]:
-    """A study's directory, ``more``, its progress in units of ``what``, and its time, for `run_table`."""
+def progress_rows(state: Any, unit: str, more: Sequence[tuple[str, str]] = ()) -> list[list[str | TableCell]]:
+    """A study's directory, ``more``, its progress in ``unit``, and its time, for `run_table`."""
     seconds = state.environment.get("seconds")
-    place = Markup("<code>{}</code> (the same numbers as JSON: <code>results.json</code>, <code>claims.json</code>)")
-    there = f"{state.directory} (the same numbers as JSON: results.json, claims.json)"
-    took = f"{duration(seconds)} in total" if seconds else "not recorded"
+    template = Markup("<code>{}</code> (the same numbers as JSON: <code>results.json</code>, <code>claims.json</code>)")
+    location = f"{state.directory} (the same numbers as JSON: results.json, claims.json)"
+    time_text = f"{fmt_duration(seconds)} in total" if seconds else "not recorded"
     if state.trained_seconds:
-        took += f"; sum of the models' training times: {duration(state.trained_seconds)}"
+        time_text += f"; sum of the models' training times: {fmt_duration(state.trained_seconds)}"
     share = f"{floor(1000 * state.share) / 10}% of the training steps"
     return [
-        ["Directory", Cell(there, html=place.format(state.directory))],
+        ["Directory", TableCell(location, html=template.format(state.directory))],
         *([name, text] for name, text in more),
-        ["Finished", f"{state.finished} of {state.total} {what}, {share}"],
-        ["Time", took],
+        ["Finished", f"{state.finished} of {state.total} {unit}, {share}"],
+        ["Time", time_text],
     ]
 
 
 @cache
-def environment() -> Environment:
+def jinja_environment() -> Environment:
     """The Jinja environment: templates by path below ``toeplens/``, with shared globals and filters."""
     loader = PackageLoader("toeplens", "")
-    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    made.globals |= {"asset": asset, "policy": policy, "program": program, "made_by": f"format {FORMAT}, {__version__}"}
-    made.globals["kind_of"] = lambda part: type(part).__name__
-    made.filters |= {"verdict_text": verdict_text, "paragraph": lambda text: Markup("<p>{}</p>").format(text)}
-    return made
+    env = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    env.globals |= {"asset": asset, "policy": policy, "program": packed_vega}
+    env.globals |= {"made_by": f"format {FORMAT}, {__version__}", "kind_of": lambda part: type(part).__name__}
+    env.filters |= {"verdict_text": verdict_text, "paragraph": lambda text: Markup("<p>{}</p>").format(text)}
+    return env
 
 
 def asset(file: str) -> Markup:
@@ -260,7 +259,7 @@ def asset(file: str) -> Markup:
 
 def policy() -> Markup:
     """The page's Content-Security-Policy: only its own scripts, by hash, and no requests."""
-    allowed = " ".join(_hash(each) for each in (asset("report/page.js"), drawing_program()))
+    allowed = " ".join(_hash(script) for script in (asset("report/page.js"), vega_script()))
     return Markup(
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
         "; base-uri 'none'; form-action 'none'"
@@ -282,15 +281,15 @@ def pack(text: str) -> str:
 
 
 @cache
-def drawing_program() -> str:
+def vega_script() -> str:
     """Vega, Vega-Lite and vega-embed as one script."""
     return vl_convert.javascript_bundle(None)  # type: ignore[arg-type]
 
 
 @cache
-def program() -> str:
-    """`drawing_program`, packed."""
-    return pack(drawing_program())
+def packed_vega() -> str:
+    """`vega_script`, packed."""
+    return pack(vega_script())
 
 
 def bold(text: str) -> Markup:

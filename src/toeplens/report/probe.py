@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from toeplens.ground.words import fixed
 from toeplens.lens import Estimate
-from toeplens.report.charts import curves, grid, heat, intervals, names, number, tooltip
+from toeplens.report.charts import facet_grid, heatmap, interval_chart, line_chart, nominal, numeric, tooltip
 from toeplens.report.page import Figure, Page, Section
-from toeplens.report.tables import Cell, Table, make_table, settings_table
+from toeplens.report.tables import Table, TableCell, make_table, settings_table
 from toeplens.report.theme import style
-from toeplens.studies.probing import ABOUT, RETRIEVES, ProbeRecord
-from toeplens.studies.probing.probe import interval, title_of
+from toeplens.studies.probing import DESCRIPTIONS, MIN_RETRIEVAL, ProbeRecord
+from toeplens.studies.probing.probe import mean_text, title_of
+from toeplens.utils.formatting import fmt
 
 _INTACT, _CHANGED = style("Intact", "rope"), style("Changed", "mla")
 
@@ -68,83 +68,84 @@ _LOSS = (
 
 def _answer(record: ProbeRecord) -> str:
     """The behaviour that changes most, or for an intact model its accuracies."""
-    each = [one for behaviour in ABOUT for one in record.summaries(behaviour)]
+    summaries = [summary for behaviour in DESCRIPTIONS for summary in record.summaries(behaviour)]
     if record.changes:
-        raised = [one for one in each if one.more_nats is not None]
-        most = max(raised, key=lambda one: one.more_nats.value if one.more_nats else 0.0)
-        clear = sum(one.more_nats is not None and one.more_nats.low > 0 for one in raised)
+        changed = [summary for summary in summaries if summary.more_nats is not None]
+        worst = max(changed, key=lambda summary: summary.more_nats.value if summary.more_nats else 0.0)
+        clear = sum(summary.more_nats is not None and summary.more_nats.low > 0 for summary in changed)
         return (
-            f"{title_of(most.behaviour)} suffers most: the loss rises by {interval(most.more_nats, 2, least=None)} "
-            f"nats per token. {clear} of {len(raised)} behaviours get worse beyond their 95% interval."
+            f"{title_of(worst.behaviour)} suffers most: the loss rises by {mean_text(worst.more_nats, 2, least=None)} "
+            f"nats per token. {clear} of {len(changed)} behaviours get worse beyond their 95% interval."
         )
-    told = "; ".join(f"{title_of(one.behaviour).lower()} {interval(one.right, 2, most=1)}" for one in each)
-    return f"Accuracy with 95% intervals: {told}."
+    texts = "; ".join(f"{title_of(s.behaviour).lower()} {mean_text(s.right, 2, most=1)}" for s in summaries)
+    return f"Accuracy with 95% intervals: {texts}."
 
 
 def behaviours_chart(record: ProbeRecord) -> Any:
     """Loss of each behaviour with its interval, intact and changed."""
     rows = []
-    for behaviour in ABOUT:
-        for each in record.summaries(behaviour):
-            for look, nats in ((_INTACT, each.nats), (_CHANGED, each.changed_nats if record.changes else None)):
+    for behaviour in DESCRIPTIONS:
+        for summary in record.summaries(behaviour):
+            for series, nats in ((_INTACT, summary.nats), (_CHANGED, summary.changed_nats if record.changes else None)):
                 if nats is not None:
-                    rows.append({"behaviour": title_of(behaviour), "series": look.title, **_ends(nats)})
-    looks = [_INTACT, _CHANGED] if record.changes else [_INTACT]
+                    rows.append({"behaviour": title_of(behaviour), "series": series.title, **_columns(nats)})
+    styles = [_INTACT, _CHANGED] if record.changes else [_INTACT]
     titles = [row["behaviour"] for row in rows]
-    return intervals(rows, number("value", "nats per token"), names("behaviour", titles), looks)
+    return interval_chart(rows, numeric("value", "nats per token"), nominal("behaviour", titles), styles)
 
 
 def position_chart(record: ProbeRecord) -> Any:
     """Loss by position of the predicted token, intact and changed."""
     rows = []
-    for each in record.summaries("loss", "start"):
-        for look, nats in ((_INTACT, each.nats), (_CHANGED, each.changed_nats if record.changes else None)):
+    for summary in record.summaries("loss", "start"):
+        for series, nats in ((_INTACT, summary.nats), (_CHANGED, summary.changed_nats if record.changes else None)):
             if nats is not None:
-                rows.append({"start": (each.start or 0) + 1, "series": look.title, **_ends(nats)})
-    x = number("start", "position of the predicted token (start of bin)", kind="log", values=[r["start"] for r in rows])
-    looks = [_INTACT, _CHANGED] if record.changes else [_INTACT]
-    return curves(rows, x, number("value", "nats per token"), looks, low="low", high="high")
+                rows.append({"start": (summary.start or 0) + 1, "series": series.title, **_columns(nats)})
+    starts = [row["start"] for row in rows]
+    x = numeric("start", "position of the predicted token (start of bin)", kind="log", values=starts)
+    styles = [_INTACT, _CHANGED] if record.changes else [_INTACT]
+    return line_chart(rows, x, numeric("value", "nats per token"), styles, low="low", high="high")
 
 
 def _gain(record: ProbeRecord) -> str:
-    found = list(record.summaries("loss", "start"))
-    first, last = found[0].nats.value, found[-1].nats.value
-    told = [f"intact, {fixed(first, 2)} nats in the first bin and {fixed(last, 2)} in the last"]
-    if record.changes and found[0].changed_nats and found[-1].changed_nats:
-        first, last = found[0].changed_nats.value, found[-1].changed_nats.value
-        told.append(f"changed, {fixed(first, 2)} and {fixed(last, 2)}")
-    return f"Loss by position: {'; '.join(told)}."
+    summaries = list(record.summaries("loss", "start"))
+    first, last = summaries[0].nats.value, summaries[-1].nats.value
+    texts = [f"intact, {fmt(first, 2)} nats in the first bin and {fmt(last, 2)} in the last"]
+    if record.changes and summaries[0].changed_nats and summaries[-1].changed_nats:
+        first, last = summaries[0].changed_nats.value, summaries[-1].changed_nats.value
+        texts.append(f"changed, {fmt(first, 2)} and {fmt(last, 2)}")
+    return f"Loss by position: {'; '.join(texts)}."
 
 
 def needle_sections(record: ProbeRecord) -> list[Section]:
     """Loss on a needle by depth and length, for the intact and the changed model."""
     rows = []
-    for each in record.summaries("needle", "length", "depth"):
-        pairs = [("Intact model", each.nats, each.right)]
-        if record.changes and each.changed_nats and each.changed_right:
-            pairs.append(("Changed model", each.changed_nats, each.changed_right))
-        place = {"length": each.length, "depth": each.depth}
-        rows += [{"model": who, **place, **_ends(nats), "right": right.value} for who, nats, right in pairs]
+    for summary in record.summaries("needle", "length", "depth"):
+        pairs = [("Intact model", summary.nats, summary.right)]
+        if record.changes and summary.changed_nats and summary.changed_right:
+            pairs.append(("Changed model", summary.changed_nats, summary.changed_right))
+        cell = {"length": summary.length, "depth": summary.depth}
+        rows += [{"model": kind, **cell, **_columns(nats), "right": hits.value} for kind, nats, hits in pairs]
     if not rows:
         return []
     depths, lengths = (sorted({row[name] for row in rows}) for name in ("depth", "length"))
-    chart = heat(
+    chart = heatmap(
         rows,
-        names("length", lengths, "length of the text in tokens"),
-        {**names("depth", depths, "depth of the needle"), "axis": {"format": ".0%"}},
+        nominal("length", lengths, "length of the text in tokens"),
+        {**nominal("depth", depths, "depth of the needle"), "axis": {"format": ".0%"}},
         "value",
         title="nats per token",
         domain=(0, max(1e-3, *(row["value"] for row in rows))),
         tips=tooltip(model="Model", length="Tokens", depth="Depth|.0%", value="Nats|.2f", right="Accuracy|.0%"),
     )
-    chart = grid(chart, "model", ["Intact model", "Changed model"], columns=2)
+    chart = facet_grid(chart, "model", ["Intact model", "Changed model"], columns=2)
     absent = record.summaries("no needle", "length")
-    without = ", ".join(f"{fixed(each.nats.value, 2)} ({each.length} tokens)" for each in absent)
-    told = []
-    for who in dict.fromkeys(row["model"] for row in rows):
-        right = [row["right"] for row in rows if row["model"] == who]
-        told.append(f"{who}: all five digits are predicted correctly in {sum(right) / len(right):.0%} of the texts.")
-    text = " ".join(told) + (f" Loss without the sentence: {without}." if without else "")
+    baseline = ", ".join(f"{fmt(summary.nats.value, 2)} ({summary.length} tokens)" for summary in absent)
+    texts = []
+    for kind in dict.fromkeys(row["model"] for row in rows):
+        hits = [row["right"] for row in rows if row["model"] == kind]
+        texts.append(f"{kind}: all five digits are predicted correctly in {sum(hits) / len(hits):.0%} of the texts.")
+    text = " ".join(texts) + (f" Loss without the sentence: {baseline}." if baseline else "")
     return [Section("Does it find a needle in a text?", [Figure("needles", "Needles", chart, _NEEDLES), text])]
 
 
@@ -153,17 +154,17 @@ def retrieval_sections(record: ProbeRecord) -> list[Section]:
     if not record.heads:
         return []
     rows = [
-        {"layer": each.layer + 1, "head": each.head + 1, "score": each.score, "mass": each.mass}
-        for each in record.heads
+        {"layer": head.layer + 1, "head": head.head + 1, "score": head.score, "mass": head.mass}
+        for head in record.heads
     ]
     tips = tooltip(layer="Layer", head="Head", score="Retrieval score|.2f", mass="Attention on the token|.2f")
-    x, y = names("head", range(1, 1 + max(r["head"] for r in rows)), "head"), names("layer", [], "layer")
-    chart = heat(rows, x, y | {"sort": "ascending"}, "score", title="retrieval score", domain=(0, 1), tips=tips)
-    top = max(record.heads, key=lambda each: each.score)
-    many = sum(each.score >= RETRIEVES for each in record.heads)
+    x, y = nominal("head", range(1, 1 + max(r["head"] for r in rows)), "head"), nominal("layer", [], "layer")
+    chart = heatmap(rows, x, y | {"sort": "ascending"}, "score", title="retrieval score", domain=(0, 1), tips=tips)
+    top = max(record.heads, key=lambda head: head.score)
+    count = sum(head.score >= MIN_RETRIEVAL for head in record.heads)
     text = (
-        f"{many} of {len(record.heads)} heads have a score of at least {RETRIEVES}. The largest is {fixed(top.score)} "
-        f"(L{top.layer + 1} H{top.head + 1})."
+        f"{count} of {len(record.heads)} heads have a score of at least {MIN_RETRIEVAL}. The largest is "
+        f"{fmt(top.score)} (L{top.layer + 1} H{top.head + 1})."
     )
     return [Section("Which heads retrieve?", [Figure("retrieval", "Retrieval heads", chart, _RETRIEVAL), text])]
 
@@ -171,12 +172,13 @@ def retrieval_sections(record: ProbeRecord) -> list[Section]:
 def behaviours_table(record: ProbeRecord) -> Table:
     """Loss and accuracy per behaviour, also of the changed model if there is one."""
     rows = []
-    for each in (one for behaviour in ABOUT for one in record.summaries(behaviour)):
-        row: list[str | Cell] = [Cell(title_of(each.behaviour), (ABOUT[each.behaviour],)), str(each.count)]
-        row += [interval(each.nats, 2), interval(each.right, 2, most=1)]
+    for summary in (item for behaviour in DESCRIPTIONS for item in record.summaries(behaviour)):
+        name = TableCell(title_of(summary.behaviour), (DESCRIPTIONS[summary.behaviour],))
+        row: list[str | TableCell] = [name, str(summary.count)]
+        row += [mean_text(summary.nats, 2), mean_text(summary.right, 2, most=1)]
         if record.changes:
-            row += [interval(each.changed_nats, 2), interval(each.changed_right, 2, most=1)]
-            row.append(interval(each.more_nats, 2, least=None))
+            row += [mean_text(summary.changed_nats, 2), mean_text(summary.changed_right, 2, most=1)]
+            row.append(mean_text(summary.more_nats, 2, least=None))
         rows.append(row)
     columns = ["Behaviour", "Items", "Loss (nats per token)", "Accuracy"]
     columns += ["Loss, changed", "Accuracy, changed", "Difference in loss"] if record.changes else []
@@ -184,5 +186,5 @@ def behaviours_table(record: ProbeRecord) -> Table:
     return make_table("Behaviours", columns, rows, right=range(1, 7), note=note, css="numbers small")
 
 
-def _ends(each: Estimate) -> dict[str, float]:
-    return {"value": each.value, "low": max(0.0, each.low), "high": each.high}
+def _columns(estimate: Estimate) -> dict[str, float]:
+    return {"value": estimate.value, "low": max(0.0, estimate.low), "high": estimate.high}

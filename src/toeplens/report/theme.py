@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toeplens.ground.files import read_yaml
+from toeplens.utils.files import read_yaml
 
-_DATA: dict[str, Any] = read_yaml(Path(__file__).with_name("theme.yaml"))
-COLOURS: dict[str, str] = _DATA["colours"]
-SHAPES: dict[str, str] = _DATA["shapes"]  # shape: the same marker as a character, for text and tables
+_THEME: dict[str, Any] = read_yaml(Path(__file__).with_name("theme.yaml"))
+COLOURS: dict[str, str] = _THEME["colours"]
+SHAPES: dict[str, str] = _THEME["shapes"]  # shape: the same marker as a character, for text and tables
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
 
 
@@ -36,8 +36,8 @@ class Style:
 
 def style(title: str, name: str = "", index: int = 0) -> Style:
     """The style of a series: that of ``name`` if it has its own, such as ``rope``; else that number ``index`` has."""
-    own = _DATA["series"].get(name)
-    colour, shape = own if own else _DATA["order"][index % len(_DATA["order"])]
+    named = _THEME["series"].get(name)
+    colour, shape = named if named else _THEME["order"][index % len(_THEME["order"])]
     return Style(title, str(COLOURS.get(colour, colour)), shape)
 
 
@@ -47,20 +47,20 @@ def styles(titles: Iterable[tuple[str, str]]) -> dict[str, Style]:
     Colours that no other series has come first.
     """
     pairs = list(titles)
-    own = {name: style(title, name) for name, title in pairs if name in _DATA["series"]}
-    taken, colours = {(each.colour, each.shape) for each in own.values()}, {each.colour for each in own.values()}
-    order = [(style("", index=index), index) for index in range(len(_DATA["order"]))]
-    free = [(each.colour in colours, index) for each, index in order if (each.colour, each.shape) not in taken]
-    turns = [index for _, index in sorted(free)] or [0]
-    others = [(name, title) for name, title in pairs if name not in own]
-    found = own | {name: style(title, index=turns[n % len(turns)]) for n, (name, title) in enumerate(others)}
-    return {name: found[name] for name, _ in pairs}
+    named = {name: style(title, name) for name, title in pairs if name in _THEME["series"]}
+    used, colours = {(item.colour, item.shape) for item in named.values()}, {item.colour for item in named.values()}
+    order = [(style("", index=index), index) for index in range(len(_THEME["order"]))]
+    unused = [(item.colour in colours, index) for item, index in order if (item.colour, item.shape) not in used]
+    cycle = [index for _, index in sorted(unused)] or [0]
+    others = [(name, title) for name, title in pairs if name not in named]
+    result = named | {name: style(title, index=cycle[n % len(cycle)]) for n, (name, title) in enumerate(others)}
+    return {name: result[name] for name, _ in pairs}
 
 
-def config(*, dark: bool = False, font: str = _FONT) -> dict[str, Any]:
+def vega_config(*, dark: bool = False, font: str = _FONT) -> dict[str, Any]:
     """The Vega configuration of a chart on a light or a dark page; the background is transparent."""
-    ink, faint, grid = _DATA["dark" if dark else "light"]["ink"]
-    low, middle, high = _DATA["dark" if dark else "light"]["diverging"]
+    ink, faint, grid = _THEME["dark" if dark else "light"]["ink"]
+    low, middle, high = _THEME["dark" if dark else "light"]["diverging"]
     title = {"titleColor": ink, "titleFontSize": 12, "titleFontWeight": 500}
     labels = {"labelColor": faint, "labelFontSize": 11}
     return {

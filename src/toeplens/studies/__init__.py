@@ -5,15 +5,15 @@ Each study has its own folder, which computes and never renders. Shared code is 
 
 from typing import TYPE_CHECKING
 
-from toeplens.ground.lazy import lazy
+from toeplens.utils.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from toeplens.studies.auditing import Audit, audit
-    from toeplens.studies.kit.claims import Claim, Entry, Test, judge, judge_all
-    from toeplens.studies.kit.results import CellResult, Key, Results
+    from toeplens.studies.kit.claims import Claim, LedgerEntry, MeanTest, judge, judge_all
+    from toeplens.studies.kit.results import CellKey, CellResult, Results
     from toeplens.studies.kit.study import Cell
     from toeplens.studies.kit.verdicts import (
-        ENOUGH,
+        MIN_SEEDS,
         RULE,
         Finding,
         Verdict,
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "ENOUGH",
+    "MIN_SEEDS",
     "RULE",
     "Audit",
     "Cell",
+    "CellKey",
     "CellResult",
     "Claim",
-    "Entry",
     "Finding",
-    "Key",
+    "LedgerEntry",
+    "MeanTest",
     "Results",
-    "Test",
     "Verdict",
     "above",
     "audit",
@@ -50,4 +50,4 @@ __all__ = [
     "supporting",
     "within",
 ]
-__getattr__ = lazy(__name__, __file__)
+__getattr__ = lazy_getattr(__name__, __file__)

@@ -19,16 +19,16 @@ from torch.utils._pytree import tree_leaves
 
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding, attend, attention_weights, conformance
-from toeplens.ground import InputError
-from toeplens.ground.options import within
 from toeplens.lens.toeplitz.spectrum import symbol
 from toeplens.studies.kit.pages import HasPage
+from toeplens.utils import InputError
+from toeplens.utils.options import check_range
 
-FARTHEST = 1_048_576  # largest distance tested for the resolution
+MAX_DISTANCE = 1_048_576  # largest distance tested for the resolution
 # dtypes of the resolution
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _MOST_TOKENS = 4096  # logits of longer sequences take gigabytes
-_ROWS = 64  # last queries of a sequence, over which attention by distance is averaged
+_PROFILE_ROWS = 64  # last queries of a sequence, over which attention by distance is averaged
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Card(HasPage):
     citation: str
     formula: str
     about: str
-    declared: conformance.Facts
-    measured: conformance.Facts
-    report: conformance.Report
+    declared: conformance.EncodingProperties
+    measured: conformance.EncodingProperties
+    report: conformance.ConformanceReport
     offsets: Int[np.ndarray, "D"]  # -(M-1) .. M-1, at which the kernel was evaluated
     # a bias, or inner products of input vectors; complex rows per frequency for a rotation. H is 1 if heads are equal
     kernel: Float[np.ndarray, "H D"] | Complex[np.ndarray, "H n D"] | None
@@ -80,9 +80,9 @@ class Card(HasPage):
 
     def to_dict(self) -> dict[str, Any]:
         """The card as JSON; curves at distances 0, 1, 2, 4, 8, ..."""
-        far = [d for d in (0, *(2**e for e in range(30))) if d <= int(self.offsets[-1])]
+        distances = [d for d in (0, *(2**e for e in range(30))) if d <= int(self.offsets[-1])]
         middle = len(self.offsets) // 2
-        curve = None if self.kernel is None else flat(self.kernel)[:, [middle + d for d in far]].tolist()
+        curve = None if self.kernel is None else real_curves(self.kernel)[:, [middle + d for d in distances]].tolist()
         return {
             **{name: getattr(self, name) for name in ("name", "options", "sizes", "citation", "formula")},
             "measured": {
@@ -91,11 +91,11 @@ class Card(HasPage):
                 "toeplitz": self.measured.toeplitz,
             },
             "conforms": self.report.passed,
-            "findings": {finding.check: finding.seen for finding in self.report.findings},
-            "distances": far,
+            "findings": {finding.check: finding.detail for finding in self.report.results},
+            "distances": distances,
             "kernel": curve,
             "attention_by_distance": [
-                {"distance": d, "mean": float(m)} for d, m in enumerate(self.profile.mean(0)) if d in far
+                {"distance": d, "mean": float(m)} for d, m in enumerate(self.profile.mean(0)) if d in distances
             ],
             "resolution": self.resolution,
             "cost": {"forward": self.cost.forward, "step": self.cost.step, "peak": self.cost.peak},
@@ -103,7 +103,7 @@ class Card(HasPage):
         }
 
 
-def flat(kernel: np.ndarray) -> Float[np.ndarray, "H D"]:
+def real_curves(kernel: np.ndarray) -> Float[np.ndarray, "H D"]:
     """A kernel as one real curve per head; a rotation is averaged over its frequencies."""
     return np.real(kernel).mean(1) if kernel.ndim == 3 else kernel
 
@@ -114,19 +114,20 @@ def make_card(name: str, *, length: int = 512, rounds: int = 7, **options: Any) 
     For combined encodings (``rope + fox``), ``options`` holds the options of each by name.
     ``rounds`` is the number of timing runs, alternating with runs without encoding.
     """
-    within("length", length, 2 * _ROWS, _MOST_TOKENS)
+    check_range("length", length, 2 * _PROFILE_ROWS, _MOST_TOKENS)
     sizes = {"d_model": 256, "num_heads": 8, "head_dim": 32, "max_len": length}
-    name, kind = encodings.canonical(name), encodings.get(name)
+    name, kind = encodings.canonical_name(name), encodings.get(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         encoding = encodings.build(name, **sizes, **options).eval()
         report = conformance.check(name, strict=False, **options)
-        small = conformance.Specimen(lambda: encodings.build(name, **conformance.SIZES, **options))
-        measured, declared = conformance.measure(small), conformance.declared(small.encoding)
+        specimen = conformance.Specimen(lambda: encodings.build(name, **conformance.SIZES, **options))
+        measured = conformance.measure_properties(specimen)
+        declared = conformance.declared_properties(specimen.encoding)
         offsets, kernel = np.arange(1 - length, length), None
         if encoding.axes == 1:
-            found = encoding.kernel(torch.from_numpy(offsets))
-            kernel = None if found is None else found.detach().numpy()
+            tensor = encoding.kernel(torch.from_numpy(offsets))
+            kernel = None if tensor is None else tensor.detach().numpy()
         angles = values = None
         if kernel is not None and np.isnan(kernel).any():
             raise InputError(
@@ -134,11 +135,11 @@ def make_card(name: str, *, length: int = 512, rounds: int = 7, **options: Any) 
             )
         if kernel is not None and np.isfinite(kernel).all():
             angles, values = symbol_of(offsets, kernel)
-        several = len(encodings.named(name)) > 1
-        given = {f"{part}.{n}": v for part, own in options.items() for n, v in own.items()} if several else options
+        several = len(encodings.split_names(name)) > 1
+        merged = {f"{part}.{n}": v for part, opts in options.items() for n, v in opts.items()} if several else options
         return Card(
             name=name,
-            options={**{n: p.default for n, p in encodings.options(name).items()}, **given},
+            options={**{n: p.default for n, p in encodings.options(name).items()}, **merged},
             sizes=sizes,
             citation=kind.citation,
             formula=kind.formula,
@@ -159,16 +160,16 @@ def make_card(name: str, *, length: int = 512, rounds: int = 7, **options: Any) 
 def symbol_of(offsets: Int[np.ndarray, "D"], kernel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Angles and the real part of a kernel's symbol (see `Card`); rounding errors around 0 are set to 0."""
     length = int(offsets[-1]) + 1
-    rows = flat(kernel).astype(np.float64) * (1 - np.abs(offsets) / length)
-    angles, found = symbol(rows, 4 * length)
-    values = np.real(found)
+    rows = real_curves(kernel).astype(np.float64) * (1 - np.abs(offsets) / length)
+    angles, transform = symbol(rows, 4 * length)
+    values = np.real(transform)
     return angles, np.where(np.abs(values) > 1e-13 * np.abs(rows).sum(-1, keepdims=True), values, 0.0)
 
 
 def _project(encoding: PositionalEncoding, batch: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
     """Random embedded tokens with their queries, keys and values, all of unit variance."""
     d_model, length = encoding.d_model, encoding.max_len
-    positions = encoding.place(torch.arange(length))
+    positions = encoding.to_positions(torch.arange(length))
     x = encoding.embed(torch.randn(batch, length, d_model, dtype=dtype), positions)
     weights = torch.randn(2, encoding.num_heads, d_model, encoding.query_dim, dtype=dtype) * d_model**-0.5
     q, k = (x.unsqueeze(1) @ weight for weight in weights)
@@ -179,8 +180,8 @@ def _project(encoding: PositionalEncoding, batch: int, dtype: torch.dtype = torc
 @torch.no_grad()
 def _profile(encoding: PositionalEncoding, batch: int = 4, draws: int = 4) -> Float[np.ndarray, "H R"]:
     length = encoding.max_len
-    rows = torch.arange(length - _ROWS, length)
-    reach = length - _ROWS + 1  # distances that exist for all of these queries
+    rows = torch.arange(length - _PROFILE_ROWS, length)
+    reach = length - _PROFILE_ROWS + 1  # distances that exist for all of these queries
     columns = rows.unsqueeze(-1) - torch.arange(reach)
     total = torch.zeros(encoding.num_heads, reach)
     common = torch.nn.functional.normalize(torch.randn(encoding.num_heads, 1, encoding.query_dim), dim=-1)
@@ -188,13 +189,13 @@ def _profile(encoding: PositionalEncoding, batch: int = 4, draws: int = 4) -> Fl
     for _ in range(draws):
         x, q, k, _, positions = _project(encoding, batch)
         weights = attention_weights(
-            q[:, :, -_ROWS:] + common,
+            q[:, :, -_PROFILE_ROWS:] + common,
             k + common,
             encoding=encoding,
-            q_positions=positions[-_ROWS:],
+            q_positions=positions[-_PROFILE_ROWS:],
             k_positions=positions,
             scale=encoding.query_dim**-0.5,
-            notes=encoding.note(x),
+            key_features=encoding.key_features(x),
         )
         relative = weights * (rows + 1).unsqueeze(-1)
         total += relative.gather(-1, columns.expand(*relative.shape[:2], -1, -1)).mean((0, 2))
@@ -207,78 +208,78 @@ def _resolution(encoding: PositionalEncoding, chunk: int = 1 << 14) -> dict[str,
     if encoding.axes > 1 or encoding.coupling == "none":
         return None
     encoding = copy.deepcopy(encoding).double()
-    found: dict[str, int | None] = dict.fromkeys(DTYPES)
-    limit = encoding.max_len - 1 if encoding.bounded else FARTHEST
+    resolution: dict[str, int | None] = dict.fromkeys(DTYPES)
+    limit = encoding.max_len - 1 if encoding.bounded else MAX_DISTANCE
     for start in range(0, limit, chunk):
-        places = torch.arange(start, min(start + chunk, limit) + 1)
+        pos = torch.arange(start, min(start + chunk, limit) + 1)
         if encoding.coupling == "input":
-            parts = encoding.embed(torch.zeros(1, len(places), encoding.d_model, dtype=torch.float64), places)[0].T
+            table = encoding.embed(torch.zeros(1, len(pos), encoding.d_model, dtype=torch.float64), pos)[0].T
         else:
-            kernel = encoding.kernel(places)
+            kernel = encoding.kernel(pos)
             if kernel is None:
                 return None
-            parts = torch.view_as_real(kernel).movedim(-1, 0) if kernel.is_complex() else kernel
-            parts = parts.flatten(0, -2)
-        for name in [name for name, distance in found.items() if distance is None]:
-            rounded = parts.to(DTYPES[name])
+            table = torch.view_as_real(kernel).movedim(-1, 0) if kernel.is_complex() else kernel
+            table = table.flatten(0, -2)
+        for name in [name for name, distance in resolution.items() if distance is None]:
+            rounded = table.to(DTYPES[name])
             same = (rounded[:, 1:] == rounded[:, :-1]).all(0).nonzero()
             if len(same):
-                found[name] = start + int(same[0, 0])
-        if None not in found.values():
+                resolution[name] = start + int(same[0, 0])
+        if None not in resolution.values():
             break
-    return found
+    return resolution
 
 
 def _cost(encoding: PositionalEncoding, plain: PositionalEncoding, rounds: int) -> Cost:
-    runs = [_layer(one) for one in (encoding, plain)]
+    runs = [_attention_step(variant) for variant in (encoding, plain)]
     times: dict[tuple[int, bool], list[float]] = {(i, grad): [] for i in range(2) for grad in (False, True)}
     for _ in range(rounds + 1):
-        for (which, grad), taken in times.items():
+        for (index, grad), seconds in times.items():
             start = time.perf_counter()
             with torch.set_grad_enabled(grad):
-                out = runs[which]()
+                out = runs[index]()
                 if grad:
                     out.sum().backward()
-            taken.append(time.perf_counter() - start)
-    fastest = {case: min(taken[1:]) for case, taken in times.items()}  # the first round is a warm-up
+            seconds.append(time.perf_counter() - start)
+    fastest = {case: min(seconds[1:]) for case, seconds in times.items()}  # the first round is a warm-up
     return Cost(
         forward=fastest[0, False] / fastest[1, False],
         step=fastest[0, True] / fastest[1, True],
-        peak=_peak(runs[0]) / _peak(runs[1]),
+        peak=_peak_memory(runs[0]) / _peak_memory(runs[1]),
         parameters=sum(parameter.numel() for parameter in encoding.parameters() if parameter.requires_grad),
         shared=encoding.shared,
     )
 
 
-def _layer(encoding: PositionalEncoding, batch: int = 4) -> Callable[[], Tensor]:
+def _attention_step(encoding: PositionalEncoding, batch: int = 4) -> Callable[[], Tensor]:
     """A function that runs the attention of one layer on fixed random content."""
     with torch.no_grad():
         x, q, k, v, positions = _project(encoding, batch)
     q, k, v = (part.requires_grad_() for part in (q, k, v))
-    given = {"q_positions": positions, "k_positions": positions, "scale": encoding.query_dim**-0.5}
-    return lambda: attend(q, k, v, encoding=encoding, **given, notes=encoding.note(x))
+    options = {"q_positions": positions, "k_positions": positions, "scale": encoding.query_dim**-0.5}
+    return lambda: attend(q, k, v, encoding=encoding, **options, key_features=encoding.key_features(x))
 
 
-class _Live(TorchDispatchMode):
+class _MemoryTracker(TorchDispatchMode):
     """Tracks the bytes of live storages, and their maximum."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.most = 0
+        self.peak = 0
         self._sizes: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for made in tree_leaves(result):
-            if isinstance(made, Tensor) and (key := (storage := made.untyped_storage())._cdata) not in self._sizes:
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and (key := (storage := leaf.untyped_storage())._cdata) not in self._sizes:
                 self._sizes[key] = storage.nbytes()
-                self.most = max(self.most, sum(self._sizes.values()))
+                self.peak = max(self.peak, sum(self._sizes.values()))
                 weakref.finalize(storage, self._sizes.pop, key)
         return result
 
 
-def _peak(run: Callable[[], Tensor]) -> int:
+def _peak_memory(run: Callable[[], Tensor]) -> int:
     """Peak memory of a forward and backward pass, in bytes on top of existing storages."""
-    with _Live() as live:
+    with _MemoryTracker() as tracker:
         run().sum().backward()
-    return live.most
+    return tracker.peak

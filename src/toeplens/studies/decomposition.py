@@ -12,24 +12,24 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from toeplens.backends import DecoderSource, relevance
 from toeplens.engine import examples_of
-from toeplens.ground import InputError, invalid
-from toeplens.ground.records import MaybeNaN, Record
-from toeplens.lens import AttentionTrace, LayerTrace, NoForm, Split, ToeplitzProfile, decompose, symbol
-from toeplens.lens.kit.terms import written_out_profile
-from toeplens.sources import DecoderSource, relevance
+from toeplens.lens import AttentionTrace, LayerTrace, NotSeparable, Split, ToeplitzProfile, decompose, symbol
+from toeplens.lens.kit.terms import dense_profile
 from toeplens.studies.kit.frames import schema, table
-from toeplens.studies.kit.kernels import Decay, KernelEnds, decays_of, kernel_ends
+from toeplens.studies.kit.kernels import KernelDecay, SpectrumRange, decays_of, spectrum_range
 from toeplens.studies.kit.pages import HasPage
 from toeplens.training import Batches, Run, plan_execution
+from toeplens.utils import InputError, invalid
+from toeplens.utils.records import FloatOrNaN, Record
 
-SHOWN = 64  # maximum number of positions in a heat map
-TRACED = 128  # maximum number of sequences whose class logits are attributed
-ORIGINS = ("content", "position_input", "position_attention", "biases", "softmax")  # parts of a class logit
+MAX_SHOWN = 64  # maximum number of positions in a heat map
+MAX_ATTRIBUTED = 128  # maximum number of sequences whose class logits are attributed
+LOGIT_PARTS = ("content", "position_input", "position_attention", "biases", "softmax")  # parts of a class logit
 
 
 @dataclass(frozen=True)
-class Parts(Record):
+class LayerShares(Record):
     """Shares of a layer, for the logits (``logits``) and the row-centred logits (``softmax``)."""
 
     names: tuple[str, ...]  # of the parts
@@ -52,8 +52,8 @@ class LayerStructure(Record):
     """
 
     layer: int
-    parts: Parts | None  # None if the encoding has no decomposition
-    why: str  # the reason
+    parts: LayerShares | None  # None if the encoding has no decomposition
+    reason: str  # the reason
     offsets: Int[np.ndarray, "D"]  # query position minus key position
     means: Float[np.ndarray, "H D"]  # mean logit at each offset, over all sequences
     toeplitz: Float[np.ndarray, "H"]  # Toeplitz share of the logits' energy
@@ -63,23 +63,23 @@ class LayerStructure(Record):
     symbol: Float[np.ndarray, "H A"]
     example: Float[np.ndarray, "h n n"]  # logits of one sequence for some heads; NaN for invisible keys
     heads: list[int]  # these heads: those with the largest explained share
-    decays: list[Decay | None] = field(default_factory=list)  # of each head's means; None for fewer than four distances
+    decays: list[KernelDecay | None] = field(default_factory=list)  # of the means; None for fewer than four distances
     # range of the symbol of the mirrored position kernel and of its matrix's eigenvalues; empty without parts
-    ends: list[KernelEnds] = field(default_factory=list)
+    ends: list[SpectrumRange] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Origins(Record):
-    """Attribution of the logits of the predicted classes (`toeplens.sources.relevance`), means over sequences.
+class LogitAttribution(Record):
+    """Attribution of the logits of the predicted classes (`toeplens.backends.relevance`), means over sequences.
 
-    The parts, named in `ORIGINS`, are the relevance of content, of position at the input and in the attention, of
+    The parts, named in `LOGIT_PARTS`, are the relevance of content, of position at the input and in the attention, of
     biases, and the remainder of the softmax rule; they add up to the logit.
     """
 
     sequences: int
     logit: float
     parts: dict[str, float]
-    share: MaybeNaN  # of position in the sum of absolute values of all parts, taken per position
+    share: FloatOrNaN  # of position in the sum of absolute values of all parts, taken per position
     by_head: Float[np.ndarray, "L H"]  # relevance of position in the attention
     error: float  # largest difference of a logit from the sum of its parts, relative to the sum of absolute values
 
@@ -98,7 +98,7 @@ class RunStructure(HasPage, Record):
     sequences: int
     accuracy: float | None
     layers: list[LayerStructure]
-    origins: Origins | None = None  # attribution of class logits; None if the rules do not apply to the encoding
+    origins: LogitAttribution | None = None  # of class logits; None if the rules do not apply to the encoding
     no_origins: str = ""  # the reason
 
     def table_makers(self) -> dict[str, Callable[[], pa.Table]]:
@@ -110,18 +110,18 @@ class RunStructure(HasPage, Record):
             "symbol": lambda: table(SYMBOL, self._rows(_symbol_rows)),
         }
 
-    def _rows(self, of: Callable[[LayerStructure, int], Iterable[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    def _rows(self, rows_of: Callable[[LayerStructure, int], Iterable[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
         for layer in self.layers:
             for head in range(len(layer.toeplitz)):
-                yield from ({"layer": layer.layer, "head": head, **row} for row in of(layer, head))
+                yield from ({"layer": layer.layer, "head": head, **row} for row in rows_of(layer, head))
 
 
-_PLACE = "layer:count head:count"
-HEADS = schema("type:text position content coupled toeplitz explained fixed", _PLACE)
-PARTS = schema("part:text logits softmax", _PLACE)
-OFFSETS = schema("offset:count logit kernel", _PLACE)
-FREQUENCIES = schema("pair:count logits softmax", _PLACE)
-SYMBOL = schema("angle value", _PLACE)
+_KEY_COLUMNS = "layer:count head:count"
+HEADS = schema("type:text position content coupled toeplitz explained fixed", _KEY_COLUMNS)
+PARTS = schema("part:text logits softmax", _KEY_COLUMNS)
+OFFSETS = schema("offset:count logit kernel", _KEY_COLUMNS)
+FREQUENCIES = schema("pair:count logits softmax", _KEY_COLUMNS)
+SYMBOL = schema("angle value", _KEY_COLUMNS)
 
 
 def _head_row(layer: LayerStructure, head: int) -> Iterable[dict[str, Any]]:
@@ -134,7 +134,7 @@ def _head_row(layer: LayerStructure, head: int) -> Iterable[dict[str, Any]]:
 
 def _part_rows(layer: LayerStructure, head: int) -> Iterable[dict[str, Any]]:
     names = layer.parts.names if layer.parts else ()
-    return ({"part": name, **_both_of(layer.parts.shares, head, at)} for at, name in enumerate(names) if layer.parts)
+    return ({"part": name, **_share_pair(layer.parts.shares, head, i)} for i, name in enumerate(names) if layer.parts)
 
 
 def _offset_rows(layer: LayerStructure, head: int) -> Iterable[dict[str, Any]]:
@@ -145,19 +145,16 @@ def _offset_rows(layer: LayerStructure, head: int) -> Iterable[dict[str, Any]]:
 
 def _frequency_rows(layer: LayerStructure, head: int) -> Iterable[dict[str, Any]]:
     if layer.parts and (shares := layer.parts.branches):
-        yield from (
-            {"pair": at - 1 if at else None, **_both_of(shares, head, at)} for at in range(shares["logits"].shape[1])
-        )
+        for i in range(shares["logits"].shape[1]):
+            yield {"pair": i - 1 if i else None, **_share_pair(shares, head, i)}
 
 
 def _symbol_rows(layer: LayerStructure, head: int) -> Iterable[dict[str, Any]]:
-    return (
-        {"angle": float(angle), "value": float(y)} for angle, y in zip(layer.angles, layer.symbol[head], strict=True)
-    )
+    return ({"angle": float(x), "value": float(y)} for x, y in zip(layer.angles, layer.symbol[head], strict=True))
 
 
-def _both_of(shares: dict[str, np.ndarray], head: int, at: int) -> dict[str, float]:
-    return {name: float(each[head, at]) for name, each in shares.items()}
+def _share_pair(shares: dict[str, np.ndarray], head: int, i: int) -> dict[str, float]:
+    return {name: float(values[head, i]) for name, values in shares.items()}
 
 
 def decompose_run(
@@ -183,72 +180,72 @@ def decompose_run(
     if run.status == "diverged":
         raise InputError(f"run: {run.directory} diverged, so it has no finite weights.")
     spec, accuracy = run.spec, run.result.get("test_accuracy")
-    place = plan_execution(device, "off", "float32").device
-    chosen = Batches.of(examples_of(spec, examples), place)
-    source = DecoderSource(run.model().to(place))
-    trace = AttentionTrace(source, chosen.tokens, chosen.lengths, layers=layers)
-    tokens, lengths = chosen.tokens[:TRACED], None if chosen.lengths is None else chosen.lengths[:TRACED]
-    origins, why = None, ""
+    target = plan_execution(device, "off", "float32").device
+    batch = Batches.of(examples_of(spec, examples), target)
+    source = DecoderSource(run.model().to(target))
+    trace = AttentionTrace(source, batch.tokens, batch.lengths, layers=layers)
+    tokens, lengths = batch.tokens[:MAX_ATTRIBUTED], None if batch.lengths is None else batch.lengths[:MAX_ATTRIBUTED]
+    origins, reason = None, ""
     try:
-        found = relevance(source, tokens, lengths)
-        origins = Origins(
+        result = relevance(source, tokens, lengths)
+        origins = LogitAttribution(
             sequences=len(tokens),
-            logit=float(found.target.mean()),
-            parts={name: float(getattr(found, name).reshape(len(tokens), -1).sum(1).mean()) for name in ORIGINS},
-            share=float(np.nanmean(found.share)) if np.isfinite(found.share).any() else float("nan"),
-            by_head=found.by_layer,
-            error=float(found.errors.max()),
+            logit=float(result.target.mean()),
+            parts={name: float(getattr(result, name).reshape(len(tokens), -1).sum(1).mean()) for name in LOGIT_PARTS},
+            share=float(np.nanmean(result.share)) if np.isfinite(result.share).any() else float("nan"),
+            by_head=result.by_layer,
+            error=float(result.errors.max()),
         )
     except InputError as error:
-        why = str(error).removeprefix("encoding: ")
+        reason = str(error).removeprefix("encoding: ")
     return RunStructure(
-        *(spec.name, spec.model.encoding, spec.model.protocol, spec.task, split, len(chosen.tokens)),
+        *(spec.name, spec.model.encoding, spec.model.protocol, spec.task, split, len(batch.tokens)),
         None if accuracy is None else float(accuracy),
-        [_layer(trace, layer, split, shown) for layer in trace.layers],
+        [_decompose_layer(trace, layer, split, shown) for layer in trace.layers],
         origins,
-        why,
+        reason,
     )
 
 
-def _layer(trace: AttentionTrace, layer: int, split: Split, shown: int) -> LayerStructure:
-    found, parts, why = trace[layer], None, ""
+def _decompose_layer(trace: AttentionTrace, layer: int, split: Split, shown: int) -> LayerStructure:
+    traced, parts, reason = trace[layer], None, ""
     try:
-        made = decompose(trace, layer, split=split)
-        profile, kernel, branches = made.profile, made.kernel, made.by_frequency()
-        parts = Parts(
-            made.names,
-            _both(made.shares),
-            _both(made.kinds),
-            made.named(),
-            None if branches is None else _both(branches),
+        split_logits = decompose(trace, layer, split=split)
+        profile, kernel, branches = split_logits.profile, split_logits.kernel, split_logits.by_frequency()
+        parts = LayerShares(
+            split_logits.names,
+            _share_arrays(split_logits.shares),
+            _share_arrays(split_logits.kinds),
+            split_logits.head_kinds(),
+            None if branches is None else _share_arrays(branches),
             kernel.diagonal_means.cpu().numpy(),
             kernel.share.cpu().numpy(),
-            made.error,
+            split_logits.error,
         )
-    except NoForm as error:
-        profile = kernel = written_out_profile(found)
-        why = str(error).removeprefix("encoding: ")
+    except NotSeparable as error:
+        profile = kernel = dense_profile(traced)
+        reason = str(error).removeprefix("encoding: ")
     heads = torch.argsort(profile.variance_explained.nan_to_num(), descending=True, stable=True)[:shown].sort().values
     counts = profile.counts.double()
     offsets, means = profile.offsets.cpu().numpy(), profile.diagonal_means.cpu().numpy()
     return LayerStructure(
-        *(layer, parts, why, offsets, means),
+        *(layer, parts, reason, offsets, means),
         profile.share.cpu().numpy(),
         profile.variance_explained.cpu().numpy(),
         float((counts > 0).sum() / counts.sum()),
-        *_symbol(kernel, found.causal),
-        _example(found, heads),
+        *_symbol(kernel, traced.causal),
+        _example(traced, heads),
         heads.tolist(),
         decays_of(offsets, means, np.broadcast_to(counts.cpu().numpy(), means.shape)),
-        [] if parts is None else [kernel_ends(row) for row in _mirrored(kernel, found.causal)],
+        [] if parts is None else [spectrum_range(row) for row in _mirror_kernel(kernel, traced.causal)],
     )
 
 
-def _both(shares: Any) -> dict[str, np.ndarray]:
+def _share_arrays(shares: Any) -> dict[str, np.ndarray]:
     return {name: getattr(shares, name).cpu().numpy() for name in ("logits", "softmax")}
 
 
-def _mirrored(kernel: ToeplitzProfile, causal: bool) -> Float[np.ndarray, "H D"]:
+def _mirror_kernel(kernel: ToeplitzProfile, causal: bool) -> Float[np.ndarray, "H D"]:
     """The kernel's Hermitian part, up to the longest sequence; a causal kernel is mirrored."""
     means = kernel.diagonal_means[:, kernel.counts > 0].cpu().numpy()
     return np.concatenate((means[:, :0:-1], means), axis=1) if causal else (means + means[:, ::-1]) / 2
@@ -256,15 +253,15 @@ def _mirrored(kernel: ToeplitzProfile, causal: bool) -> Float[np.ndarray, "H D"]
 
 def _symbol(kernel: ToeplitzProfile, causal: bool) -> tuple[np.ndarray, np.ndarray]:
     """The symbol of `_mirrored` under the window."""
-    both = _mirrored(kernel, causal)
-    size = (both.shape[1] + 1) // 2
-    angles, values = symbol(both * (1 - np.abs(np.arange(-size + 1, size)) / size), max(256, 4 * size))
+    mirrored = _mirror_kernel(kernel, causal)
+    size = (mirrored.shape[1] + 1) // 2
+    angles, values = symbol(mirrored * (1 - np.abs(np.arange(-size + 1, size)) / size), max(256, 4 * size))
     return angles, np.real(values)
 
 
 def _example(layer: LayerTrace, heads: Tensor) -> np.ndarray:
     longest = int(layer.present.sum(1).argmax())
     size = int(layer.present[longest].sum())
-    kept = torch.arange(max(0, size - SHOWN), size, device=layer.q.device)
-    logits = layer.logits(sequences=slice(longest, longest + 1), queries=kept)[0, heads][..., kept]
+    shown = torch.arange(max(0, size - MAX_SHOWN), size, device=layer.q.device)
+    logits = layer.logits(sequences=slice(longest, longest + 1), queries=shown)[0, heads][..., shown]
     return logits.masked_fill(~logits.isfinite(), torch.nan).cpu().numpy()

@@ -10,8 +10,6 @@ import inspect
 from importlib import import_module
 from typing import Any
 
-from toeplens.ground import InputError, choose, shown
-from toeplens.ground.options import must_be, parameters
 from toeplens.tasks.base import PAD, TEST_SHARE, Examples, Split, Task, fingerprint, in_test
 from toeplens.tasks.baselines import trivial_baselines
 from toeplens.tasks.counting import ContextualCount, Dyck, Parity
@@ -20,6 +18,8 @@ from toeplens.tasks.lookup import Index, Mix, Recall, Retrieval
 from toeplens.tasks.sequences import Addition, Copy, Reverse, Sort
 from toeplens.tasks.synthetic import MarkovLanguage, NestedLanguage
 from toeplens.tasks.triggers import TriggerCount, TriggerDistance
+from toeplens.utils import InputError, choose, repr_of
+from toeplens.utils.options import check_value, parameters
 
 # the modules of this package, in the order of the list of names
 _FAMILIES = ("triggers", "lookup", "counting", "sequences", "language", "synthetic")
@@ -50,13 +50,13 @@ def build(name: str, **options_given: Any) -> Task:
     """Build a task; raises `InputError` for an unknown name or option, or incompatible options."""
     known = options(name)
     for option, value in options_given.items():
-        must_be(choose(f"option of task {name!r}", option, known), value, known[option].annotation)
+        check_value(choose(f"option of task {name!r}", option, known), value, known[option].annotation)
     try:
         return get(name)(**options_given)
     except InputError:
         raise
     except (TypeError, ValueError, ArithmeticError, MemoryError) as error:  # values that no task can use
-        given = ", ".join(f"{option}={shown(value)}" for option, value in options_given.items())
+        given = ", ".join(f"{option}={repr_of(value)}" for option, value in options_given.items())
         raise InputError(f"task: {name!r} cannot be built from {given}: {error}.") from error
 
 

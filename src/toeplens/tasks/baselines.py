@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from toeplens.ground import InputError
-from toeplens.tasks.base import PAD, Each, Examples, Texts
+from toeplens.tasks.base import PAD, Examples, Tokens, Vector
+from toeplens.utils import InputError
 
 _CHUNK = 4096
 
@@ -36,60 +36,60 @@ def trivial_baselines(train: Examples, test: Examples) -> dict[str, float]:
         if not len(examples):
             raise InputError(f"{field} must have at least one example, got none.")
     vocab_size, by_token = 1 + int(max(train.tokens.max(), test.tokens.max())), train.labels.ndim == 2
-    known, asked = (_facts_of_tokens(e.tokens) if by_token else _facts(e, vocab_size) for e in (train, test))
-    guesses = {rule: _by_fact(facts, train.labels.ravel(), asked[rule]) for rule, facts in known.items()}
+    train_facts, test_facts = (_token_facts(e.tokens) if by_token else _facts(e, vocab_size) for e in (train, test))
+    guesses = {rule: _fact_rule(facts, train.labels.ravel(), test_facts[rule]) for rule, facts in train_facts.items()}
     if not by_token:
-        guesses["bag"] = _by_bag(train, test, vocab_size)
+        guesses["bag"] = _bag_rule(train, test, vocab_size)
     return {rule: float(np.mean(guess == test.labels.ravel())) for rule, guess in guesses.items()}
 
 
-def _facts(examples: Examples, vocab_size: int) -> dict[str, Each]:
+def _facts(examples: Examples, vocab_size: int) -> dict[str, Vector]:
     rows, tokens, lengths = np.arange(len(examples)), examples.tokens, examples.lengths
-    parts = [slice(start, start + _CHUNK) for start in range(0, len(examples), _CHUNK)]
+    chunks = [slice(start, start + _CHUNK) for start in range(0, len(examples), _CHUNK)]
     return {
         "constant": np.zeros(len(examples), dtype=np.int64),
         "length": lengths,
         "first": tokens[:, 0],
         "last": tokens[rows, lengths - 1],
         "last but one": np.where(lengths > 1, tokens[rows, np.maximum(lengths - 2, 0)], PAD),
-        "most frequent": np.concatenate([_counts(tokens[part], vocab_size).argmax(axis=1) for part in parts]),
+        "most frequent": np.concatenate([_token_counts(tokens[chunk], vocab_size).argmax(axis=1) for chunk in chunks]),
     }
 
 
-def _facts_of_tokens(tokens: Texts) -> dict[str, Int[np.ndarray, "tokens"]]:
+def _token_facts(tokens: Tokens) -> dict[str, Int[np.ndarray, "tokens"]]:
     before = np.zeros_like(tokens)
     before[:, 1:] = 1 + tokens[:, :-1]  # 0 is a regular token
     return {"constant": np.zeros(tokens.size, dtype=np.int64), "last": tokens.ravel(), "last but one": before.ravel()}
 
 
-def _by_fact(facts: Each, labels: Each, asked: Int[np.ndarray, "m"]) -> Int[np.ndarray, "m"]:
+def _fact_rule(facts: Vector, labels: Vector, test_facts: Int[np.ndarray, "m"]) -> Int[np.ndarray, "m"]:
     """The most frequent training label of each requested fact (on ties, the lowest)."""
-    answers = np.full(1 + max(int(facts.max()), int(asked.max())), np.bincount(labels).argmax())
+    answers = np.full(1 + max(int(facts.max()), int(test_facts.max())), np.bincount(labels).argmax())
     size = 1 + int(labels.max())
     pairs, counts = np.unique(facts * size + labels, return_counts=True)
     order = np.lexsort((-(pairs % size), counts))  # the last write for a fact wins
     answers[pairs[order] // size] = pairs[order] % size
-    return answers[asked]
+    return answers[test_facts]
 
 
-def _by_bag(train: Examples, test: Examples, vocab_size: int) -> Int[np.ndarray, "m"]:
+def _bag_rule(train: Examples, test: Examples, vocab_size: int) -> Int[np.ndarray, "m"]:
     """The label with the highest posterior of a naive Bayes model of the token counts."""
-    labels, which = np.unique(train.labels, return_inverse=True)
+    labels, label_index = np.unique(train.labels, return_inverse=True)
     inside = train.tokens != PAD
-    found = np.broadcast_to(which[:, None], inside.shape)[inside] * vocab_size + train.tokens[inside]
-    counts = np.bincount(found, minlength=len(labels) * vocab_size).reshape(len(labels), vocab_size) + 1.0
+    cells = np.broadcast_to(label_index[:, None], inside.shape)[inside] * vocab_size + train.tokens[inside]
+    counts = np.bincount(cells, minlength=len(labels) * vocab_size).reshape(len(labels), vocab_size) + 1.0
     logs = np.log(counts / counts.sum(axis=1, keepdims=True))
-    prior = np.log(np.bincount(which) / len(which))
+    prior = np.log(np.bincount(label_index) / len(label_index))
     guesses = [
-        (_counts(test.tokens[start : start + _CHUNK], vocab_size) @ logs.T + prior).argmax(axis=1)
+        (_token_counts(test.tokens[start : start + _CHUNK], vocab_size) @ logs.T + prior).argmax(axis=1)
         for start in range(0, len(test), _CHUNK)
     ]
     return labels[np.concatenate(guesses)]
 
 
-def _counts(tokens: Texts, vocab_size: int) -> Int[np.ndarray, "n vocab_size"]:
-    found = np.arange(len(tokens))[:, None] * vocab_size + tokens
-    counts = np.bincount(found.ravel(), minlength=len(tokens) * vocab_size).reshape(len(tokens), vocab_size)
+def _token_counts(tokens: Tokens, vocab_size: int) -> Int[np.ndarray, "n vocab_size"]:
+    cells = np.arange(len(tokens))[:, None] * vocab_size + tokens
+    counts = np.bincount(cells.ravel(), minlength=len(tokens) * vocab_size).reshape(len(tokens), vocab_size)
     counts[:, PAD] = 0
     return counts
 
@@ -97,12 +97,12 @@ def _counts(tokens: Texts, vocab_size: int) -> Int[np.ndarray, "n vocab_size"]:
 # ---- n-gram models ---------------------------------------------------------------------------------------------------
 
 ORDERS = (0, 1, 2, 3)
-MOST = 2**23  # maximum number of training tokens
+MAX_TOKENS = 2**23  # maximum number of training tokens
 _SEGMENTS = 64
 
 
 def ngram_bits(
-    train: Shaped[np.ndarray, "T"], texts: Int[np.ndarray, "K n1"], vocab_size: int, *, most: int = MOST
+    train: Shaped[np.ndarray, "T"], texts: Int[np.ndarray, "K n1"], vocab_size: int, *, max_tokens: int = MAX_TOKENS
 ) -> dict[int, float]:
     """Bits per token of interpolated n-gram models, by order (the number of previous tokens used).
 
@@ -112,40 +112,40 @@ def ngram_bits(
     shorter one.
 
     Arguments
-        train       [T] a training split's stream; if it is longer than ``most``, segments from all over it are used
+        train       [T] a training split's stream; if longer than ``max_tokens``, segments from all over it are used
         texts       [K, n + 1] windows whose n last tokens are predicted, each from the earlier ones in its window
         vocab_size  all ids are below it
-        most        maximum number of training tokens
+        max_tokens  maximum number of training tokens
     """
-    train = _segments(train, most).astype(np.int64)
+    train = _segments(train, max_tokens).astype(np.int64)
     shares = np.full(texts.shape, 1 / vocab_size)
     before, contexts = np.zeros_like(train), 1  # the context of each training token, and their number
     context, known = np.zeros_like(texts), np.ones(texts.shape, dtype=bool)
-    found = {}
+    bits = {}
     for order in ORDERS:
         if len(before):  # training has so many tokens
-            pairs, place, counts = np.unique(
+            pairs, inverse, counts = np.unique(
                 before * vocab_size + train[order:], return_inverse=True, return_counts=True
             )
             followed = np.bincount(pairs // vocab_size, counts, contexts)[context]
-            different = np.bincount(pairs // vocab_size, minlength=contexts)[context]
-            wanted = context * vocab_size + texts
-            at = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
-            there = known & (pairs[at] == wanted)
-            mixed = (np.where(there, counts[at], 0) + different * shares) / np.maximum(followed + different, 1)
+            distinct = np.bincount(pairs // vocab_size, minlength=contexts)[context]
+            queries = context * vocab_size + texts
+            index = np.minimum(np.searchsorted(pairs, queries), len(pairs) - 1)
+            is_known = known & (pairs[index] == queries)
+            mixed = (np.where(is_known, counts[index], 0) + distinct * shares) / np.maximum(followed + distinct, 1)
             shares = np.where(known & (followed > 0), mixed, shares)
-            before, contexts = place.reshape(-1)[:-1], len(pairs)
-            context, known = np.zeros_like(at), np.zeros_like(there)  # a window's first token has no context
-            context[:, 1:], known[:, 1:] = np.where(there, at, 0)[:, :-1], there[:, :-1]
-        found[order] = float(-np.log2(shares[:, 1:]).sum() / (len(texts) * (texts.shape[1] - 1)))
-    return found
+            before, contexts = inverse.reshape(-1)[:-1], len(pairs)
+            context, known = np.zeros_like(index), np.zeros_like(is_known)  # a window's first token has no context
+            context[:, 1:], known[:, 1:] = np.where(is_known, index, 0)[:, :-1], is_known[:, :-1]
+        bits[order] = float(-np.log2(shares[:, 1:]).sum() / (len(texts) * (texts.shape[1] - 1)))
+    return bits
 
 
-def _segments(train: Shaped[np.ndarray, "T"], most: int) -> Shaped[np.ndarray, "t"]:
-    """At most ``most`` of the tokens, in equal segments from all over."""
-    if len(train) <= most:
+def _segments(train: Shaped[np.ndarray, "T"], max_tokens: int) -> Shaped[np.ndarray, "t"]:
+    """At most ``max_tokens`` of the tokens, in equal segments from all over."""
+    if len(train) <= max_tokens:
         return np.asarray(train)
-    size = max(1, most // _SEGMENTS)
-    many = most // size
-    starts = [(len(train) - size) * part // max(1, many - 1) for part in range(many)]
+    size = max(1, max_tokens // _SEGMENTS)
+    count = max_tokens // size
+    starts = [(len(train) - size) * i // max(1, count - 1) for i in range(count)]
     return np.concatenate([np.asarray(train[start : start + size]) for start in starts])

@@ -25,22 +25,22 @@ from zipfile import BadZipFile
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from toeplens.ground import EnvironmentFailure, InputError, checked, choose, read_json, write_json
-from toeplens.ground.files import environment_failure
-from toeplens.ground.outputs import LOCK, locked
-from toeplens.ground.records import Count, Text, Truth
 from toeplens.tasks.base import Split
-from toeplens.tasks.text import AT_ONCE, Source, Tokenizer, pieces, tokenizer_of
+from toeplens.tasks.text import BYTES_PER_CALL, TextSource, Tokenizer, cut_text, load_tokenizer
+from toeplens.utils import EnvironmentFailure, InputError, choose, read_json, validate_as, write_json
+from toeplens.utils.files import environment_failure
+from toeplens.utils.outputs import LOCK, lock_directory
+from toeplens.utils.records import NonNegativeInt, StrictBool, StrictStr
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 SHARES: dict[Split, float] = {"test": 0.1, "validation": 0.05}  # minimum shares of all bytes; the rest is for training
-FEWEST = 64  # minimum number of documents
-LONGEST = 0.1  # maximum share of all bytes in one document
+MIN_DOCUMENTS = 64  # minimum number of documents
+MAX_DOCUMENT_SHARE = 0.1  # maximum share of all bytes in one document
 _LETTERS = np.frombuffer(bytes(byte for byte in range(128) if chr(byte).isalpha()), dtype=np.uint8)
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class CorpusSplit:
     """The documents of a split.
 
     tokens  [T] all documents concatenated, with a separator after each
@@ -60,33 +60,33 @@ class Corpus:
     sha256      hash of the documents, in order, and of the tokenizer
     vocab_size  all ids are below it
     separator   the id after each document
-    raw         whether tokens are bytes
-    about       origin and size, for JSON
-    parts       the splits
+    is_bytes    whether tokens are bytes
+    metadata    origin and size, for JSON
+    splits      the splits
     counts      [vocab_size] frequency of each token in the training split, including separators
     """
 
     sha256: str
     vocab_size: int
     separator: int
-    raw: bool
-    about: dict[str, Any]
-    parts: Mapping[Split, Part]
+    is_bytes: bool
+    metadata: dict[str, Any]
+    splits: Mapping[Split, CorpusSplit]
     counts: Int[np.ndarray, "vocab_size"]
 
     def stream(self, split: Split) -> Shaped[np.ndarray, "T"]:
         """All documents of a split, concatenated, with a separator after each; unsigned or int32."""
-        return self.parts[choose("split", split, SPLITS)].tokens
+        return self.splits[choose("split", split, SPLITS)].tokens
 
     def starts(self, split: Split) -> Int[np.ndarray, "D1"]:
         """Start of each document in the stream, and the end of the stream."""
-        return self.parts[split].starts
+        return self.splits[split].starts
 
     def bytes_of(self, split: Split) -> Int[np.ndarray, "D"]:
         """Size of each document in bytes."""
-        return self.parts[split].bytes
+        return self.splits[split].bytes
 
-    def frequent(self, count: int) -> Int[np.ndarray, "m"]:
+    def frequent_tokens(self, count: int) -> Int[np.ndarray, "m"]:
         """The most frequent tokens of the training split, at most ``count``, without the separator.
 
         For byte tokens only letters count (a-z, A-Z), unless fewer than two of them occur. Ties are
@@ -94,7 +94,7 @@ class Corpus:
         """
         counts = self.counts.copy()
         counts[self.separator] = 0
-        if self.raw and np.count_nonzero(counts[_LETTERS]) > 1:
+        if self.is_bytes and np.count_nonzero(counts[_LETTERS]) > 1:
             counts[np.setdiff1d(np.arange(len(counts)), _LETTERS)] = 0
         return np.argsort(-counts, kind="stable")[: min(max(count, 0), np.count_nonzero(counts))]
 
@@ -106,16 +106,16 @@ def dtype_of(vocab_size: int) -> np.dtype[Any]:
     return np.dtype(np.uint16) if vocab_size <= 2**16 else np.dtype(np.int32)
 
 
-def amounts(parts: Mapping[Split, Part]) -> dict[str, dict[Split, int]]:
+def split_sizes(splits: Mapping[Split, CorpusSplit]) -> dict[str, dict[Split, int]]:
     """The numbers of documents, bytes and tokens of each split."""
     return {
-        "documents": {split: len(part.bytes) for split, part in parts.items()},
-        "bytes": {split: int(part.bytes.sum()) for split, part in parts.items()},
-        "tokens": {split: int(part.starts[-1]) for split, part in parts.items()},
+        "documents": {split: len(part.bytes) for split, part in splits.items()},
+        "bytes": {split: int(part.bytes.sum()) for split, part in splits.items()},
+        "tokens": {split: int(part.starts[-1]) for split, part in splits.items()},
     }
 
 
-def assign(digests: Sequence[bytes], sizes: Sequence[int]) -> Int[np.ndarray, "D"]:
+def assign_splits(digests: Sequence[bytes], sizes: Sequence[int]) -> Int[np.ndarray, "D"]:
     """The split of each document, as its index in `SPLITS`.
 
     In the order of their hashes, documents go to the test split until it has a tenth of all bytes, then to the
@@ -127,84 +127,84 @@ def assign(digests: Sequence[bytes], sizes: Sequence[int]) -> Int[np.ndarray, "D
         sizes    size of each document in bytes
     """
     order, total, count = sorted(range(len(digests)), key=digests.__getitem__), sum(sizes), len(digests)
-    found = np.full(count, SPLITS.index("train"))
-    taken = 0
-    turns: tuple[tuple[Split, int], ...] = (("test", max(count - 2, min(count - 1, 1))), ("validation", count - 1))
-    for split, last in turns:
-        have = 0
-        while taken < last and have < SHARES[split] * total:
-            found[order[taken]] = SPLITS.index(split)
-            have += sizes[order[taken]]
-            taken += 1
-    return found
+    assigned = np.full(count, SPLITS.index("train"))
+    position = 0
+    targets: tuple[tuple[Split, int], ...] = (("test", max(count - 2, min(count - 1, 1))), ("validation", count - 1))
+    for split, last in targets:
+        size = 0
+        while position < last and size < SHARES[split] * total:
+            assigned[order[position]] = SPLITS.index(split)
+            size += sizes[order[position]]
+            position += 1
+    return assigned
 
 
-def piece_size(sizes: Sequence[int]) -> int | None:
+def max_document_bytes(sizes: Sequence[int]) -> int | None:
     """Maximum bytes of a document, if long documents must be cut; otherwise None.
 
     If there are fewer than 64 documents, or one has more than a tenth of all bytes, documents with more than a
-    64th of all bytes are cut at line ends (`toeplens.tasks.text.pieces`).
+    64th of all bytes are cut at line ends (`toeplens.tasks.text.cut_text`).
     """
     total = sum(sizes)
-    if len(sizes) >= FEWEST and max(sizes) <= LONGEST * total:
+    if len(sizes) >= MIN_DOCUMENTS and max(sizes) <= MAX_DOCUMENT_SHARE * total:
         return None
-    return max(1, total // FEWEST)
+    return max(1, total // MIN_DOCUMENTS)
 
 
 # ---- making a corpus -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Scan:
+class CorpusScan:
     """The result of the first pass.
 
     sha256  hash of the hashes of all different documents, in order, and of the tokenizer
     splits  the split of each document, by its hash, as an index in `SPLITS`; of its parts if documents are cut
-    most    bytes above which documents are cut; None if none is
+    limit   bytes above which documents are cut; None if none is
     """
 
     sha256: str
     splits: dict[bytes, int]
-    most: int | None
+    limit: int | None
 
 
-def scan(source: Source, tokenizer: Tokenizer) -> Scan:
+def scan_documents(source: TextSource, tokenizer: Tokenizer) -> CorpusScan:
     """First pass: hashes and sizes of all documents. Duplicates of a document count once."""
     sizes = {_digest(document): len(document) for document in source.documents()}
     if not sizes:
         raise InputError(f"text: {source} contains no text.")
-    mark = sha256(tokenizer.identity.encode())
+    hasher = sha256(tokenizer.identity.encode())
     for digest in sizes:
-        mark.update(digest)
-    most = piece_size(list(sizes.values()))
-    if most is not None:
-        sizes = {_digest(piece): len(piece) for document in source.documents() for piece in pieces(document, most)}
-    splits = assign(list(sizes), list(sizes.values())).tolist()
-    return Scan(mark.hexdigest(), dict(zip(sizes, splits, strict=True)), most)
+        hasher.update(digest)
+    limit = max_document_bytes(list(sizes.values()))
+    if limit is not None:
+        sizes = {_digest(piece): len(piece) for document in source.documents() for piece in cut_text(document, limit)}
+    splits = assign_splits(list(sizes), list(sizes.values())).tolist()
+    return CorpusScan(hasher.hexdigest(), dict(zip(sizes, splits, strict=True)), limit)
 
 
-def write(source: Source, tokenizer: Tokenizer, found: Scan, directory: Path) -> None:
+def write_corpus(source: TextSource, tokenizer: Tokenizer, scan: CorpusScan, directory: Path) -> None:
     """Second pass: tokenise all documents and write them: tokens of each split as a plain array, numbers as npz.
 
     Raises `InputError` if the documents have changed since the first pass.
     """
-    kept = dtype_of(tokenizer.vocab_size)
-    end = np.array([tokenizer.separator], dtype=kept).tobytes()
+    dtype = dtype_of(tokenizer.vocab_size)
+    end = np.array([tokenizer.separator], dtype=dtype).tobytes()
     counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
     tokens, sizes = ([array("q") for _ in SPLITS] for _ in range(2))  # of each document
     with ExitStack() as stack:
         streams = [stack.enter_context((directory / f"{split}.bin").open("wb")) for split in SPLITS]
-        for splits, documents in _batches(source, found):
+        for splits, documents in _batches(source, scan):
             for split, document, encoded in zip(splits, documents, tokenizer.encode(documents), strict=True):
-                streams[split].write(encoded.astype(kept).tobytes() + end)
+                streams[split].write(encoded.astype(dtype).tobytes() + end)
                 tokens[split].append(len(encoded))
                 sizes[split].append(len(document))
                 if SPLITS[split] == "train":
                     np.add.at(counts, encoded, 1)
                     counts[tokenizer.separator] += 1
     numbers: dict[str, Any] = {}
-    for split, lengths, each in zip(SPLITS, tokens, sizes, strict=True):
-        numbers[f"{split}-bytes"] = np.array(each, np.int64)
+    for split, lengths, byte_sizes in zip(SPLITS, tokens, sizes, strict=True):
+        numbers[f"{split}-bytes"] = np.array(byte_sizes, np.int64)
         numbers[f"{split}-starts"] = np.concatenate(([0], np.cumsum(np.array(lengths, np.int64) + 1)))
     np.savez(directory / _NUMBERS, counts=counts, **numbers)
     for path in directory.iterdir():
@@ -212,23 +212,23 @@ def write(source: Source, tokenizer: Tokenizer, found: Scan, directory: Path) ->
             os.fsync(stream.fileno())
 
 
-def _batches(source: Source, found: Scan) -> Iterator[tuple[list[int], list[bytes]]]:
+def _batches(source: TextSource, scan: CorpusScan) -> Iterator[tuple[list[int], list[bytes]]]:
     """All distinct documents, or parts of them, with their splits, in batches of some megabytes."""
-    left = dict(found.splits)
+    remaining = dict(scan.splits)
     splits, documents, size = [], [], 0
     for document in source.documents():
-        for piece in pieces(document, found.most):
+        for piece in cut_text(document, scan.limit):
             digest = _digest(piece)
-            if digest in left:
-                splits.append(left.pop(digest))
+            if digest in remaining:
+                splits.append(remaining.pop(digest))
                 documents.append(piece)
                 size += len(piece)
-            elif digest not in found.splits:
+            elif digest not in scan.splits:
                 raise InputError(f"text: {source} changed during reading.")
-            if size >= AT_ONCE:
+            if size >= BYTES_PER_CALL:
                 yield splits, documents
                 splits, documents, size = [], [], 0
-    if left:
+    if remaining:
         raise InputError(f"text: {source} changed during reading.")
     yield splits, documents
 
@@ -239,83 +239,83 @@ def _digest(document: bytes) -> bytes:
 
 # ---- the cache -------------------------------------------------------------------------------------------------------
 
-_FORM = 2  # version of the files and of the rules that cut and split; increase it on every change
+_VERSION = 2  # version of the files and of the rules that cut and split; increase it on every change
 _RECORD, _NUMBERS = "corpus.json", "numbers.npz"
-_SETTLED = 2 * 10**9  # nanoseconds after which a file change certainly changes its time
+_SETTLE_TIME = 2 * 10**9  # nanoseconds after which a file change certainly changes its time
 
 
-class _Absent(Exception):
+class _CorpusMissing(Exception):
     """The corpus is missing or incomplete."""
 
 
 @dataclass(frozen=True)
-class _Record:
-    sha256: Text
-    vocab_size: Count
-    separator: Count
-    raw: Truth
-    cut: Truth
+class _CorpusRecord:
+    sha256: StrictStr
+    vocab_size: NonNegativeInt
+    separator: NonNegativeInt
+    raw: StrictBool
+    cut: StrictBool
 
 
-def corpus_of(source: Source, tokenizer: str) -> Corpus:
+def load_corpus(source: TextSource, tokenizer: str) -> Corpus:
     """The corpus of these documents and tokens; created if it is not cached.
 
     Safe for concurrent processes. Raises `InputError` for unreadable text.
     """
-    tokens, started = tokenizer_of(tokenizer), time.time_ns()
-    state, changed = source.state()
-    link = sha256(json.dumps([_FORM, source.text, source.column, tokens.identity, state]).encode()).hexdigest()
-    directory = _cached(link)
+    tokens, started = load_tokenizer(tokenizer), time.time_ns()
+    state, last_change = source.state()
+    link = sha256(json.dumps([_VERSION, source.text, source.column, tokens.identity, state]).encode()).hexdigest()
+    directory = _cached_directory(link)
     if directory is None:
-        found = scan(source, tokens)
-        directory = _cached(f"{found.sha256}-{_FORM}") or _made(source, tokens, found)
-        if changed + _SETTLED < started:
+        corpus_scan = scan_documents(source, tokens)
+        directory = _cached_directory(f"{corpus_scan.sha256}-{_VERSION}") or _create_corpus(source, tokens, corpus_scan)
+        if last_change + _SETTLE_TIME < started:
             with suppress(OSError):
                 (directory.parent / link).symlink_to(directory.name)
-    corpus = _opened(directory)
-    return replace(corpus, about={**source.about, "tokenizer": tokenizer, **corpus.about})
+    corpus = _open_corpus(directory)
+    return replace(corpus, metadata={**source.metadata, "tokenizer": tokenizer, **corpus.metadata})
 
 
-def _places() -> Iterator[Path]:
+def _cache_directories() -> Iterator[Path]:
     """Cache directories: the cache, and a temporary one if it is not writable."""
-    given = os.environ.get("TOEPLENS_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    cache = os.environ.get("TOEPLENS_CACHE") or os.environ.get("XDG_CACHE_HOME")
     with suppress(RuntimeError):  # no home directory
-        yield (Path(given) if given else Path.home() / ".cache") / "toeplens" / "corpora"
-    if _temporary.cache_info().currsize:
-        yield Path(_temporary().name)
+        yield (Path(cache) if cache else Path.home() / ".cache") / "toeplens" / "corpora"
+    if _temporary_cache.cache_info().currsize:
+        yield Path(_temporary_cache().name)
 
 
 @lru_cache(maxsize=1)
-def _temporary() -> tempfile.TemporaryDirectory[str]:
+def _temporary_cache() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="toeplens-corpora-")
 
 
-def _cached(name: str) -> Path | None:
+def _cached_directory(name: str) -> Path | None:
     """The directory of a complete corpus with this name or link."""
-    for place in _places():
-        directory = (place / name).resolve()
-        with suppress(_Absent):
-            _opened(directory)
+    for parent in _cache_directories():
+        directory = (parent / name).resolve()
+        with suppress(_CorpusMissing):
+            _open_corpus(directory)
             return directory
     return None
 
 
-def _made(source: Source, tokens: Tokenizer, found: Scan) -> Path:
+def _create_corpus(source: TextSource, tokens: Tokenizer, scan: CorpusScan) -> Path:
     """The directory of a new corpus, in the first place that is writable."""
 
     def make(directory: Path) -> Path:
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            with locked(directory, "text", until=lambda: False):
-                with suppress(_Absent):  # another process was faster
-                    _opened(directory)
+            with lock_directory(directory, "text", until=lambda: False):
+                with suppress(_CorpusMissing):  # another process was faster
+                    _open_corpus(directory)
                     return directory
                 try:
                     _clear(directory)
-                    write(source, tokens, found, directory)
-                    facts = {"sha256": found.sha256, "cut": found.most is not None, "raw": tokens.words is None}
-                    facts |= {"vocab_size": tokens.vocab_size, "separator": tokens.separator}
-                    write_json(directory / _RECORD, facts)
+                    write_corpus(source, tokens, scan, directory)
+                    record = {"sha256": scan.sha256, "cut": scan.limit is not None, "raw": tokens.hf_tokenizer is None}
+                    record |= {"vocab_size": tokens.vocab_size, "separator": tokens.separator}
+                    write_json(directory / _RECORD, record)
                 except BaseException:
                     _clear(directory)
                     raise
@@ -323,11 +323,11 @@ def _made(source: Source, tokens: Tokenizer, found: Scan) -> Path:
             raise environment_failure(error, directory) from None
         return directory
 
-    name = f"{found.sha256}-{_FORM}"
-    for place in _places():
+    name = f"{scan.sha256}-{_VERSION}"
+    for parent in _cache_directories():
         with suppress(EnvironmentFailure):
-            return make(place / name)
-    return make(Path(_temporary().name) / name)
+            return make(parent / name)
+    return make(Path(_temporary_cache().name) / name)
 
 
 def _clear(directory: Path) -> None:
@@ -337,11 +337,11 @@ def _clear(directory: Path) -> None:
 
 
 @lru_cache(maxsize=16)
-def _opened(directory: Path) -> Corpus:
+def _open_corpus(directory: Path) -> Corpus:
     """The corpus in a directory, with memory-mapped tokens."""
     try:
-        record = checked(_Record, read_json(directory / _RECORD), directory / _RECORD)
-        parts: dict[Split, Part] = {}
+        record = validate_as(_CorpusRecord, read_json(directory / _RECORD), directory / _RECORD)
+        splits: dict[Split, CorpusSplit] = {}
         with (directory / _NUMBERS).open("rb") as stream, np.load(stream) as numbers:
             counts = numbers["counts"]
             for split in SPLITS:
@@ -349,9 +349,9 @@ def _opened(directory: Path) -> Corpus:
                 dtype = dtype_of(record.vocab_size)
                 tokens = np.memmap(file, dtype, mode="r") if file.stat().st_size else np.empty(0, dtype)
                 if len(tokens) != starts[-1]:
-                    raise _Absent
-                parts[split] = Part(tokens, starts, numbers[f"{split}-bytes"])
+                    raise _CorpusMissing
+                splits[split] = CorpusSplit(tokens, starts, numbers[f"{split}-bytes"])
     except (OSError, ValueError, KeyError, EOFError, BadZipFile):  # an InputError is a ValueError
-        raise _Absent from None
-    about = amounts(parts) | {"cut": record.cut}
-    return Corpus(record.sha256, record.vocab_size, record.separator, record.raw, about, parts, counts)
+        raise _CorpusMissing from None
+    metadata = split_sizes(splits) | {"cut": record.cut}
+    return Corpus(record.sha256, record.vocab_size, record.separator, record.raw, metadata, splits, counts)

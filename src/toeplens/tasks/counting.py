@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float
 
-from toeplens.ground import invalid
-from toeplens.ground.options import Count
-from toeplens.tasks.base import Each, Examples, Shares, SizedTask, Texts, at_most, finish, places
+from toeplens.tasks.base import Examples, Shares, SizedTask, Tokens, Vector, at_most, pad_examples, random_columns
+from toeplens.utils import invalid
+from toeplens.utils.options import PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,16 +35,16 @@ class ContextualCount(SizedTask):
     name = "contextual-count"
     answer = "both"
 
-    regions: Count = 3
-    max_count: Count = 8
-    marks: Count = 1
-    words: Count = 1
+    regions: PositiveInt = 3
+    max_count: PositiveInt = 8
+    marks: PositiveInt = 1
+    words: PositiveInt = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_lengths(self.regions * (self.max_count + 2) + 1)
 
-    def sizes(self) -> tuple[int, range]:
+    def vocab_and_labels(self) -> tuple[int, range]:
         return max(1 + self.marks + self.words + 2 + self.regions, self.max_count + 1), range(self.max_count + 1)
 
     def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
@@ -54,8 +54,8 @@ class ContextualCount(SizedTask):
         counts = rng.integers(0, self.max_count + 1, size=(count, self.regions))
 
         region = np.full((count, self.length), self.regions)  # of each column; the last index is outside
-        for each in range(self.regions):
-            region[(column > opens[:, each, None]) & (column < closes[:, each, None])] = each
+        for i in range(self.regions):
+            region[(column > opens[:, i, None]) & (column < closes[:, i, None])] = i
         rank = np.empty_like(region)  # random rank of each column within its region
         np.put_along_axis(rank, np.argsort(region + rng.random(region.shape), axis=1), column[None, :], axis=1)
         marked = np.cumsum(np.pad(closes - opens - 1, ((0, 0), (1, 0))), axis=1)  # the first rank of each region ...
@@ -64,20 +64,20 @@ class ContextualCount(SizedTask):
         outside = region == self.regions
         is_mark[outside] = rng.random(int(outside.sum())) < 0.5
 
-        mark, word = (rng.integers(0, many, size=region.shape) for many in (self.marks, self.words))
+        mark, word = (rng.integers(0, kinds, size=region.shape) for kinds in (self.marks, self.words))
         tokens = np.where(is_mark, 1 + mark, 1 + self.marks + word)
         bracket = 1 + self.marks + self.words
         np.put_along_axis(tokens, opens, bracket, axis=1)
         np.put_along_axis(tokens, closes, bracket + 1, axis=1)
-        asked = rng.integers(0, self.regions, size=count)
-        tokens[rows, lengths - 1] = bracket + 2 + asked
-        return finish(tokens, counts[rows, asked], lengths)
+        queried = rng.integers(0, self.regions, size=count)
+        tokens[rows, lengths - 1] = bracket + 2 + queried
+        return pad_examples(tokens, counts[rows, queried], lengths)
 
     def _delimiters(self, rng: np.random.Generator, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Columns [count, regions] of the opening and the closing delimiters, uniform over all placements."""
         spare = sizes - self.regions * (self.max_count + 2)
         bars = 2 * self.regions  # they divide the spare columns among regions and gaps
-        cuts = np.sort(places(rng, spare + bars, int(spare.max()) + bars, bars), axis=1)
+        cuts = np.sort(random_columns(rng, spare + bars, int(spare.max()) + bars, bars), axis=1)
         parts = np.diff(cuts, axis=1, prepend=-1) - 1
         widths = self.max_count + parts[:, 1::2]
         closes = np.cumsum(parts[:, 0::2] + widths + 2, axis=1) - 1
@@ -101,29 +101,29 @@ class Parity(SizedTask):
     name = "parity"
     answer = "content"
 
-    marks: Count = 1
-    words: Count = 1
+    marks: PositiveInt = 1
+    words: PositiveInt = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_lengths(1)
 
-    def sizes(self) -> tuple[int, range]:
+    def vocab_and_labels(self) -> tuple[int, range]:
         return 1 + self.marks + self.words, range(2)
 
     def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
         lengths = self.draw_lengths(rng, count)
         shape = (count, self.length)
         is_mark = rng.random(shape) < 0.5
-        mark, word = (rng.integers(0, many, size=shape) for many in (self.marks, self.words))
+        mark, word = (rng.integers(0, kinds, size=shape) for kinds in (self.marks, self.words))
         labels = (is_mark & (np.arange(self.length) < lengths[:, None])).sum(axis=1) % 2
-        return finish(np.where(is_mark, 1 + mark, 1 + self.marks + word), labels, lengths)
+        return pad_examples(np.where(is_mark, 1 + mark, 1 + self.marks + word), labels, lengths)
 
 
 # ---- brackets --------------------------------------------------------------------------------------------------------
 
-Ask = Literal["member", "depth"]
-_TRIES = 40  # with one kind, about one exchange in eight works
+DyckQuestion = Literal["member", "depth"]
+_MAX_TRIES = 40  # with one kind, about one exchange in eight works
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,9 +154,9 @@ class Dyck(SizedTask):
     name = "dyck"
     answer = "both"
 
-    kinds: Count = 2
-    max_depth: Count = 8
-    ask: Ask = "member"
+    kinds: PositiveInt = 2
+    max_depth: PositiveInt = 8
+    ask: DyckQuestion = "member"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -165,27 +165,27 @@ class Dyck(SizedTask):
             raise invalid("length", "be even", self.length)
         if self.ask == "depth":
             at_most(self.length, "length ({})", max_depth=self.max_depth)
-        if self.ask == "depth" and self.shortest == self.length:
+        if self.ask == "depth" and self.shortest_length == self.length:
             must = f"be less than length ({self.length}), so that every depth occurs"
             raise invalid("min_length", must, self.min_length)
 
     @property
-    def shortest(self) -> int:
+    def shortest_length(self) -> int:
         return self.length - (self.ask == "depth") if self.min_length is None else self.min_length
 
     @property
-    def deepest(self) -> int:
+    def depth_limit(self) -> int:
         """The maximum depth at this length."""
         return min(self.max_depth, self.length)
 
-    def sizes(self) -> tuple[int, range]:
+    def vocab_and_labels(self) -> tuple[int, range]:
         labels = range(2) if self.ask == "member" else range(self.max_depth + 1)
         return max(1 + 2 * self.kinds, len(labels)), labels
 
     def shares(self) -> Shares | None:
         if self.ask == "member":
             return None
-        lengths = np.arange(self.shortest, self.length + 1)[:, None]
+        lengths = np.arange(self.shortest_length, self.length + 1)[:, None]
         depths = np.arange(self.max_depth + 1)
         reached = (depths <= lengths) & ((lengths - depths) % 2 == 0)
         return reached / reached.sum(axis=1, keepdims=True) / len(lengths)
@@ -195,69 +195,69 @@ class Dyck(SizedTask):
             lengths = self.draw_lengths(rng, count)
             odd = lengths % 2
             depths = odd + 2 * rng.integers(0, (np.minimum(lengths, self.max_depth) - odd) // 2 + 1)
-            return finish(self._walk(rng, lengths, depths), depths, lengths)
-        lengths = 2 * rng.integers((self.shortest + 1) // 2, self.length // 2 + 1, size=count)
+            return pad_examples(self._random_walk(rng, lengths, depths), depths, lengths)
+        lengths = 2 * rng.integers((self.shortest_length + 1) // 2, self.length // 2 + 1, size=count)
         labels = rng.integers(0, 2, size=count)
-        tokens = self._walk(rng, lengths, np.zeros(count, dtype=np.int64))
+        tokens = self._random_walk(rng, lengths, np.zeros(count, dtype=np.int64))
         self._unbalance(rng, tokens, lengths, np.flatnonzero(labels == 0))
-        return finish(tokens, labels, lengths)
+        return pad_examples(tokens, labels, lengths)
 
-    def _walk(self, rng: np.random.Generator, lengths: Each, ends: Each) -> Texts:
+    def _random_walk(self, rng: np.random.Generator, lengths: Vector, ends: Vector) -> Tokens:
         """Sequences that end at the depths ``ends``; entries after their ``lengths`` are arbitrary."""
         rows = np.arange(len(lengths))
-        climbs = _climbs(self.length, self.deepest)
+        open_shares = _open_shares(self.length, self.depth_limit)
         chances = rng.random((self.length, len(rows)))
         kinds = rng.integers(0, self.kinds, size=(self.length, len(rows)))
         tokens = np.zeros((self.length, len(rows)), dtype=np.int64)
-        stack = np.zeros((self.deepest + 2, len(rows)), dtype=np.int64)
+        stack = np.zeros((self.depth_limit + 2, len(rows)), dtype=np.int64)
         depth = np.zeros(len(rows), dtype=np.int64)
         for step in range(self.length):
-            left = np.maximum(lengths - step, 0)
-            opens = chances[step] < climbs[left, depth, ends]
+            remaining = np.maximum(lengths - step, 0)
+            opens = chances[step] < open_shares[remaining, depth, ends]
             stack[depth[opens], rows[opens]] = kinds[step, opens]
             depth = np.where(opens, depth + 1, np.maximum(depth - 1, 0))
             tokens[step] = np.where(opens, 1 + kinds[step], 1 + self.kinds + stack[depth, rows])
         return np.ascontiguousarray(tokens.T)
 
-    def _unbalance(self, rng: np.random.Generator, tokens: Texts, lengths: Each, rows: Each) -> None:
+    def _unbalance(self, rng: np.random.Generator, tokens: Tokens, lengths: Vector, rows: Vector) -> None:
         """Exchange two brackets of each of ``rows``, in place, to make the sequence unbalanced."""
-        for _ in range(_TRIES):
+        for _ in range(_MAX_TRIES):
             if not len(rows):
                 return
             last = np.maximum(lengths[rows] - 2, 1)
-            one, other = (rng.integers(1, last + 1) for _ in range(2))
-            _exchange(tokens, rows, one, other)
-            still = self._balanced(tokens[rows], lengths[rows])
-            rows, one, other = rows[still], one[still], other[still]
-            _exchange(tokens, rows, one, other)
-        _exchange(tokens, rows, np.zeros_like(rows), lengths[rows] - 1)
+            first, second = (rng.integers(1, last + 1) for _ in range(2))
+            _swap_brackets(tokens, rows, first, second)
+            balanced = self._is_balanced(tokens[rows], lengths[rows])
+            rows, first, second = rows[balanced], first[balanced], second[balanced]
+            _swap_brackets(tokens, rows, first, second)
+        _swap_brackets(tokens, rows, np.zeros_like(rows), lengths[rows] - 1)
 
-    def _balanced(self, tokens: Texts, lengths: Each) -> Bool[np.ndarray, "n"]:
-        live = np.arange(self.length) < lengths[:, None]
-        opens = live & (tokens <= self.kinds)
-        depth = np.cumsum(np.where(opens, 1, -1) * live, axis=1)
-        level = np.where(live, np.where(opens, depth, depth + 1), self.length + 1)  # equal for a pair of brackets
+    def _is_balanced(self, tokens: Tokens, lengths: Vector) -> Bool[np.ndarray, "n"]:
+        valid = np.arange(self.length) < lengths[:, None]
+        opens = valid & (tokens <= self.kinds)
+        depth = np.cumsum(np.where(opens, 1, -1) * valid, axis=1)
+        level = np.where(valid, np.where(opens, depth, depth + 1), self.length + 1)  # equal for a pair of brackets
         paired = np.take_along_axis(tokens, np.argsort(level, axis=1, kind="stable"), axis=1)
-        fit = (paired[:, 1::2] == paired[:, 0::2] + self.kinds) | ~live[:, 1::2]
-        return (depth >= 0).all(axis=1) & (depth[:, -1] == 0) & fit.all(axis=1)
+        matches = (paired[:, 1::2] == paired[:, 0::2] + self.kinds) | ~valid[:, 1::2]
+        return (depth >= 0).all(axis=1) & (depth[:, -1] == 0) & matches.all(axis=1)
 
 
-def _exchange(tokens: Texts, rows: Each, one: Each, other: Each) -> None:
-    tokens[rows, one], tokens[rows, other] = tokens[rows, other], tokens[rows, one]
+def _swap_brackets(tokens: Tokens, rows: Vector, first: Vector, second: Vector) -> None:
+    tokens[rows, first], tokens[rows, second] = tokens[rows, second], tokens[rows, first]
 
 
 @lru_cache(maxsize=16)
-def _climbs(steps: int, deepest: int) -> Float[np.ndarray, "left depth end"]:
+def _open_shares(steps: int, deepest: int) -> Float[np.ndarray, "left depth end"]:
     """Probability that the next bracket opens, by remaining brackets, current depth and final depth.
 
     It is the share of paths that begin so, among all paths that stay within 0..``deepest``.
     """
-    found = np.zeros((steps + 1, deepest + 1, deepest + 1))
-    ways = np.eye(deepest + 1)
-    for left in range(1, steps + 1):
-        up, down = np.zeros_like(ways), np.zeros_like(ways)
-        up[:-1], down[1:] = ways[1:], ways[:-1]
-        ways = up + down
-        np.divide(up, ways, out=found[left], where=ways > 0)
-        ways /= ways.max(axis=0)  # only ratios matter; counts of paths overflow
-    return found
+    shares = np.zeros((steps + 1, deepest + 1, deepest + 1))
+    paths = np.eye(deepest + 1)
+    for remaining in range(1, steps + 1):
+        up, down = np.zeros_like(paths), np.zeros_like(paths)
+        up[:-1], down[1:] = paths[1:], paths[:-1]
+        paths = up + down
+        np.divide(up, paths, out=shares[remaining], where=paths > 0)
+        paths /= paths.max(axis=0)  # only ratios matter; counts of paths overflow
+    return shares

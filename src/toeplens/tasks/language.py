@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from toeplens.ground import InputError, invalid
-from toeplens.ground.options import Count
-from toeplens.tasks.base import Each, Examples, Shares, Split, Task
-from toeplens.tasks.corpus import SPLITS, Corpus, corpus_of
-from toeplens.tasks.text import BYTES, Source, tokenizer_of
+from toeplens.tasks.base import Examples, Shares, Split, Task, Vector
+from toeplens.tasks.corpus import SPLITS, Corpus, load_corpus
+from toeplens.tasks.text import BYTES, TextSource, load_tokenizer
+from toeplens.utils import InputError, invalid
+from toeplens.utils.options import PositiveInt
 
 _BLOCK = 4096
 
@@ -36,10 +36,10 @@ class LanguageTask(Task):
     """
 
     answer = "both"
-    each = True
-    watched = "validation"
+    per_token = True
+    eval_split = "validation"
 
-    length: Count = 256
+    length: PositiveInt = 256
 
     @abstractmethod
     def corpus(self) -> Corpus:
@@ -54,44 +54,45 @@ class LanguageTask(Task):
         """Number of windows of a split."""
         return max(0, len(self.corpus().stream(split)) - 1) // self.length
 
-    def must_have(self, split: Split, size: int) -> None:
+    def check_size(self, split: Split, size: int) -> None:
         """Raise `InputError` unless a split has this many windows."""
-        field = "test_examples" if split == self.watched else f"{split}_examples"  # the name in a run's spec
+        field = "test_examples" if split == self.eval_split else f"{split}_examples"  # the name in a run's spec
         if size < 1:
             raise invalid(field, "be at least 1", size)
-        have = self.windows(split) or len(self._order(self.corpus(), split, 0))  # which raises if there are none
-        if size > have:
-            raise invalid(field, f"be at most {have}, the windows of {self.length} tokens in the {split} split", size)
+        available = self.windows(split) or len(self._order(self.corpus(), split, 0))  # which raises if there are none
+        if size > available:
+            must = f"be at most {available}, the windows of {self.length} tokens in the {split} split"
+            raise invalid(field, must, size)
 
     def dataset(self, split: Split, size: int, seed: int) -> Examples:
-        self.must_have(split, size)
+        self.check_size(split, size)
         corpus = self.corpus()
-        return self._cut(corpus, split, self._order(corpus, split, seed)[:size])
+        return self._cut_windows(corpus, split, self._order(corpus, split, seed)[:size])
 
     def stream(self, split: Split, seed: int) -> Iterator[Examples]:
         """All windows of ``split`` in blocks, in the order of the seed; finite."""
         corpus = self.corpus()
         order = self._order(corpus, split, seed)
         for start in range(0, len(order), _BLOCK):
-            yield self._cut(corpus, split, order[start : start + _BLOCK])
+            yield self._cut_windows(corpus, split, order[start : start + _BLOCK])
 
     def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
         """Random windows of the training split, drawn with replacement."""
         corpus = self.corpus()
-        return self._cut(corpus, "train", rng.choice(self._order(corpus, "train", seed), size=count))
+        return self._cut_windows(corpus, "train", rng.choice(self._order(corpus, "train", seed), size=count))
 
-    def _order(self, corpus: Corpus, split: Split, seed: int) -> Each:
+    def _order(self, corpus: Corpus, split: Split, seed: int) -> Vector:
         """The indices of all windows of a split in the order of the seed; raises `InputError` if there are none."""
         size = len(corpus.stream(split))
         if size <= self.length:
             raise invalid("length", f"be less than the {size} tokens of the {split} split", self.length)
-        mixed = np.random.SeedSequence((seed, SPLITS.index(split)))
-        return np.random.Generator(np.random.Philox(mixed)).permutation((size - 1) // self.length)
+        entropy = np.random.SeedSequence((seed, SPLITS.index(split)))
+        return np.random.Generator(np.random.Philox(entropy)).permutation((size - 1) // self.length)
 
-    def _cut(self, corpus: Corpus, split: Split, which: Int[np.ndarray, "n"]) -> Examples:
-        places = self.length * which[:, None] + np.arange(self.length + 1)
-        windows = np.asarray(corpus.stream(split)[places], dtype=np.int64)
-        lengths = np.full(len(which), self.length, dtype=np.int64)
+    def _cut_windows(self, corpus: Corpus, split: Split, indices: Int[np.ndarray, "n"]) -> Examples:
+        columns = self.length * indices[:, None] + np.arange(self.length + 1)
+        windows = np.asarray(corpus.stream(split)[columns], dtype=np.int64)
+        lengths = np.full(len(indices), self.length, dtype=np.int64)
         return Examples(np.ascontiguousarray(windows[:, :-1]), np.ascontiguousarray(windows[:, 1:]), lengths)
 
 
@@ -128,36 +129,38 @@ class Language(LanguageTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "text", tuple(self.text))  # settings files have lists
-        if not all(each and "\0" not in each for each in self.text):
+        if not all(path and "\0" not in path for path in self.text):
             raise invalid("text", "be names of files or folders", list(self.text))
         if self.sha256 is not None and re.fullmatch("[0-9a-f]{64}", self.sha256) is None:
             raise invalid("sha256", "be 64 digits of 0-9 and a-f", self.sha256)
 
-    def sizes(self) -> tuple[int, range]:
-        vocab_size = tokenizer_of(self.tokenizer).vocab_size
+    def vocab_and_labels(self) -> tuple[int, range]:
+        vocab_size = load_tokenizer(self.tokenizer).vocab_size
         return vocab_size, range(vocab_size)
 
     def corpus(self) -> Corpus:
-        source = Source(tuple(map(os.path.abspath, self.text)), self.column)
+        source = TextSource(tuple(map(os.path.abspath, self.text)), self.column)
         if self.sha256 is None:
-            return corpus_of(source, self.tokenizer)
-        return _unchanged(source, self.tokenizer, tokenizer_of(self.tokenizer).identity, self.sha256)
+            return load_corpus(source, self.tokenizer)
+        return _verified_corpus(source, self.tokenizer, load_tokenizer(self.tokenizer).identity, self.sha256)
 
-    def pinned(self) -> dict[str, Any]:
+    def pinned_options(self) -> dict[str, Any]:
         """The hash of the text, so that other text is rejected, and its absolute location."""
-        places = {"text": [os.path.realpath(each) for each in self.text]} if self.text else {}
-        return {"sha256": self.sha256 or self.corpus().sha256, **places}
+        location = {"text": [os.path.realpath(path) for path in self.text]} if self.text else {}
+        return {"sha256": self.sha256 or self.corpus().sha256, **location}
 
     @property
-    def read_from(self) -> tuple[Any, ...]:
+    def source_key(self) -> tuple[Any, ...]:
         """The source of the text, in its current state."""
         return tuple(map(os.path.realpath, self.text)), self.column, self.tokenizer
 
 
 @lru_cache(maxsize=16)
-def _unchanged(source: Source, tokenizer: str, identity: str, recorded: str) -> Corpus:
-    found = corpus_of(source, tokenizer)
-    if found.sha256 != recorded:
-        what = "has" if tokenizer == BYTES else "or its tokenizer has"
-        raise InputError(f"text: {source} {what} changed: the recorded sha256 is {recorded}, it is now {found.sha256}.")
-    return found
+def _verified_corpus(source: TextSource, tokenizer: str, identity: str, recorded: str) -> Corpus:
+    corpus = load_corpus(source, tokenizer)
+    if corpus.sha256 != recorded:
+        verb = "has" if tokenizer == BYTES else "or its tokenizer has"
+        raise InputError(
+            f"text: {source} {verb} changed: the recorded sha256 is {recorded}, it is now {corpus.sha256}."
+        )
+    return corpus

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from toeplens.ground import InputError
-from toeplens.ground.options import AtLeast2, Count, CountOrZero
-from toeplens.tasks.base import PAD, Examples, SizedTask, Task, Texts, at_least, at_most, finish, places
+from toeplens.tasks.base import PAD, Examples, SizedTask, Task, Tokens, at_least, at_most, pad_examples, random_columns
+from toeplens.utils import InputError
+from toeplens.utils.options import AtLeast2, NonNegativeInt, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,33 +33,33 @@ class Index(SizedTask):
     answer = "position"
 
     words: AtLeast2 = 32
-    positions: Count | None = None
+    positions: PositiveInt | None = None
     from_end: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_lengths(2)
-        at_most(self.shortest - 1, "{}, the words of the shortest sequences", positions=self.asked)
+        at_most(self.shortest_length - 1, "{}, the words of the shortest sequences", positions=self.num_positions)
 
     @property
-    def asked(self) -> int:
+    def num_positions(self) -> int:
         """Number of possible index tokens."""
-        return self.shortest - 1 if self.positions is None else self.positions
+        return self.shortest_length - 1 if self.positions is None else self.positions
 
-    def sizes(self) -> tuple[int, range]:
-        return 1 + self.words + self.asked, range(1, self.words + 1)
+    def vocab_and_labels(self) -> tuple[int, range]:
+        return 1 + self.words + self.num_positions, range(1, self.words + 1)
 
     def options_at(self, length: int) -> dict[str, Any]:
-        return {"min_length": None, "positions": self.asked}
+        return {"min_length": None, "positions": self.num_positions}
 
     def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
         rows = np.arange(count)
         lengths = self.draw_lengths(rng, count)
         tokens = rng.integers(1, self.words + 1, size=(count, self.length))
-        stated = rng.integers(0, self.asked, size=count)
-        labels = tokens[rows, lengths - 2 - stated if self.from_end else stated]
-        tokens[rows, lengths - 1] = 1 + self.words + stated
-        return finish(tokens, labels, lengths)
+        index = rng.integers(0, self.num_positions, size=count)
+        labels = tokens[rows, lengths - 2 - index if self.from_end else index]
+        tokens[rows, lengths - 1] = 1 + self.words + index
+        return pad_examples(tokens, labels, lengths)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +82,10 @@ class Retrieval(SizedTask):
     name = "retrieval"
     answer = "content"
 
-    keys: Count = 8
+    keys: PositiveInt = 8
     values: AtLeast2 = 16
-    pairs: Count = 8
-    distractors: CountOrZero = 32
+    pairs: PositiveInt = 8
+    distractors: NonNegativeInt = 32
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,7 +97,7 @@ class Retrieval(SizedTask):
                 f"{self.min_length}."
             )
 
-    def sizes(self) -> tuple[int, range]:
+    def vocab_and_labels(self) -> tuple[int, range]:
         return 1 + self.keys * self.values + self.keys + self.distractors, range(self.values)
 
     def options_at(self, length: int) -> dict[str, Any]:
@@ -111,12 +111,12 @@ class Retrieval(SizedTask):
         else:
             lengths = np.full(count, self.pairs + 1)
             tokens = np.zeros((count, self.length), dtype=np.int64)
-        keys = places(rng, np.full(count, self.keys), self.keys, self.pairs)
+        keys = random_columns(rng, np.full(count, self.keys), self.keys, self.pairs)
         values = rng.integers(0, self.values, size=keys.shape)
-        where = places(rng, lengths - 1, self.length, self.pairs)
-        np.put_along_axis(tokens, where, 1 + keys * self.values + values, axis=1)
+        columns = random_columns(rng, lengths - 1, self.length, self.pairs)
+        np.put_along_axis(tokens, columns, 1 + keys * self.values + values, axis=1)
         tokens[np.arange(count), lengths - 1] = query + keys[:, 0]  # any pair will do: their positions are random
-        return finish(tokens, values[:, 0], lengths)
+        return pad_examples(tokens, values[:, 0], lengths)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +141,8 @@ class Mix(SizedTask):
     answer = "both"
 
     words: AtLeast2 = 32
-    keys: Count = 8
-    placed: Count = 4
+    keys: PositiveInt = 8
+    placed: PositiveInt = 4
     min_offset: int = 1
     max_offset: int = 4
 
@@ -153,39 +153,40 @@ class Mix(SizedTask):
         self.check_lengths(max(self.placed, abs(self.min_offset), abs(self.max_offset)) + 1)  # before all are listed
         if not len(self.offsets):
             raise InputError("max_offset must not be 0 if min_offset is 0.")
-        self.check_lengths(max(self.placed, int(np.abs(self.offsets).max())) + 1 + self.asking)
+        self.check_lengths(max(self.placed, int(np.abs(self.offsets).max())) + 1 + self.query_tokens)
 
     @property
     def offsets(self) -> np.ndarray:
         """The possible offsets."""
-        between = np.arange(self.min_offset, self.max_offset + 1)
-        return between[between != 0]
+        candidates = np.arange(self.min_offset, self.max_offset + 1)
+        return candidates[candidates != 0]
 
     @property
-    def asking(self) -> int:
+    def query_tokens(self) -> int:
         """Tokens of the query: the key, and the offset unless there is only one."""
         return 1 + (len(self.offsets) > 1)
 
-    def sizes(self) -> tuple[int, range]:
-        stated = len(self.offsets) if self.asking > 1 else 0
-        return 1 + self.words + self.keys + stated, range(1, self.words + 1)
+    def vocab_and_labels(self) -> tuple[int, range]:
+        num_offsets = len(self.offsets) if self.query_tokens > 1 else 0
+        return 1 + self.words + self.keys + num_offsets, range(1, self.words + 1)
 
     def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
         rows = np.arange(count)
         lengths = self.draw_lengths(rng, count)
-        sizes = lengths - self.asking
+        sizes = lengths - self.query_tokens
         tokens = rng.integers(1, self.words + 1, size=(count, self.length))
-        which = rng.integers(0, len(self.offsets), size=count)
-        offset = self.offsets[which]
-        at = rng.integers(np.maximum(0, -offset), sizes - np.maximum(0, offset))
-        labels = tokens[rows, at + offset]
-        keys = 1 + self.words + places(rng, np.full(count, self.keys), self.keys, self.placed)
-        others = places(rng, sizes, self.length, self.placed - 1, barred=np.stack((at, at + offset), axis=1))
-        np.put_along_axis(tokens, np.column_stack((at, others)), keys, axis=1)
+        offset_index = rng.integers(0, len(self.offsets), size=count)
+        offset = self.offsets[offset_index]
+        pos = rng.integers(np.maximum(0, -offset), sizes - np.maximum(0, offset))
+        labels = tokens[rows, pos + offset]
+        keys = 1 + self.words + random_columns(rng, np.full(count, self.keys), self.keys, self.placed)
+        excluded = np.stack((pos, pos + offset), axis=1)
+        others = random_columns(rng, sizes, self.length, self.placed - 1, excluded)
+        np.put_along_axis(tokens, np.column_stack((pos, others)), keys, axis=1)
         tokens[rows, sizes] = keys[:, 0]
-        if self.asking > 1:
-            tokens[rows, sizes + 1] = 1 + self.words + self.keys + which
-        return finish(tokens, labels, lengths)
+        if self.query_tokens > 1:
+            tokens[rows, sizes + 1] = 1 + self.words + self.keys + offset_index
+        return pad_examples(tokens, labels, lengths)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,52 +212,52 @@ class Recall(Task):
     answer = "both"
 
     length: int = 64
-    keys: Count = 32
+    keys: PositiveInt = 32
     values: AtLeast2 = 32
-    pairs: Count = 8
-    queries: Count = 4
-    distractors: CountOrZero = 32
+    pairs: PositiveInt = 8
+    queries: PositiveInt = 4
+    distractors: NonNegativeInt = 32
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_most(self.keys, "{}, the number of different keys", pairs=self.pairs)
         at_most(self.pairs, "{}, the number of pairs", queries=self.queries)
-        at_least(2 * self.pairs + self._asking, length=self.length)
+        at_least(2 * self.pairs + self._query_tokens, length=self.length)
 
     @property
-    def _asking(self) -> int:
+    def _query_tokens(self) -> int:
         """Maximum number of tokens from the first query on."""
         return 2 * self.queries - 1
 
     @property
-    def told(self) -> int:
+    def context_len(self) -> int:
         """Number of tokens before the first query."""
-        return self.length - self._asking if self.distractors else 2 * self.pairs
+        return self.length - self._query_tokens if self.distractors else 2 * self.pairs
 
-    def sizes(self) -> tuple[int, range]:
+    def vocab_and_labels(self) -> tuple[int, range]:
         first = 1 + self.keys
         return first + self.values + self.distractors, range(first, first + self.values)
 
     def options_at(self, length: int) -> dict[str, Any]:
-        return {} if self.distractors else {"pairs": max(1, (length - self._asking) // 2)}
+        return {} if self.distractors else {"pairs": max(1, (length - self._query_tokens) // 2)}
 
-    def split_key(self, examples: Examples) -> Texts:
-        return np.where(np.arange(self.length) < self.told, examples.tokens, PAD)
+    def split_key(self, examples: Examples) -> Tokens:
+        return np.where(np.arange(self.length) < self.context_len, examples.tokens, PAD)
 
     def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
         rows = np.arange(count)
-        keys = 1 + places(rng, np.full(count, self.keys), self.keys, self.pairs)
+        keys = 1 + random_columns(rng, np.full(count, self.keys), self.keys, self.pairs)
         values = 1 + self.keys + rng.integers(0, self.values, size=keys.shape)
         tokens = np.full((count, self.length), PAD)
         if self.distractors:
             low = 1 + self.keys + self.values
-            tokens[:, : self.told] = rng.integers(low, low + self.distractors, size=(count, self.told))
-        units = self.told - self.pairs  # a pair takes one unit among the distractors, then one more column
-        at = np.sort(places(rng, np.full(count, units), units, self.pairs), axis=1) + np.arange(self.pairs)
-        np.put_along_axis(tokens, at, keys, axis=1)
-        np.put_along_axis(tokens, at + 1, values, axis=1)
-        asked = places(rng, np.full(count, self.pairs), self.pairs, self.queries)
-        tokens[:, self.told :: 2][:, : self.queries] = np.take_along_axis(keys, asked, axis=1)
-        tokens[:, self.told + 1 :: 2][:, : self.queries - 1] = np.take_along_axis(values, asked[:, :-1], axis=1)
+            tokens[:, : self.context_len] = rng.integers(low, low + self.distractors, size=(count, self.context_len))
+        units = self.context_len - self.pairs  # a pair takes one unit among the distractors, then one more column
+        columns = np.sort(random_columns(rng, np.full(count, units), units, self.pairs), axis=1) + np.arange(self.pairs)
+        np.put_along_axis(tokens, columns, keys, axis=1)
+        np.put_along_axis(tokens, columns + 1, values, axis=1)
+        query = random_columns(rng, np.full(count, self.pairs), self.pairs, self.queries)
+        tokens[:, self.context_len :: 2][:, : self.queries] = np.take_along_axis(keys, query, axis=1)
+        tokens[:, self.context_len + 1 :: 2][:, : self.queries - 1] = np.take_along_axis(values, query[:, :-1], axis=1)
         last = rng.integers(0, self.queries, size=count)
-        return finish(tokens, values[rows, asked[rows, last]], self.told + 2 * last + 1)
+        return pad_examples(tokens, values[rows, query[rows, last]], self.context_len + 2 * last + 1)

@@ -10,12 +10,12 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.special import bdtrc, gammaln
 
-from toeplens.ground import invalid
-from toeplens.ground.options import AtLeast2, Count
-from toeplens.tasks.base import PAD, Each, Examples, Shares, Task, Texts, at_least, at_most, insert
+from toeplens.tasks.base import PAD, Examples, Shares, Task, Tokens, Vector, at_least, at_most, insert
+from toeplens.utils import invalid
+from toeplens.utils.options import AtLeast2, PositiveInt
 
 
-class Answering(Task):
+class AnswerTask(Task):
     """A question, a separator, and the first tokens of the answer; the label is the answer's next token."""
 
     @property
@@ -23,20 +23,20 @@ class Answering(Task):
     def separator(self) -> int:
         """The token id between question and answer, which does not occur elsewhere."""
 
-    def split_key(self, examples: Examples) -> Texts:
+    def split_key(self, examples: Examples) -> Tokens:
         ends = (examples.tokens == self.separator).argmax(axis=1)
         return np.where(np.arange(self.length) < ends[:, None], examples.tokens, PAD)
 
-    def answered(self, tokens: Texts, ends: Each, answer: Texts, given: Each) -> Examples:
-        """The examples: questions in ``tokens`` that end at ``ends``, with ``given`` tokens of the answer."""
+    def build_examples(self, tokens: Tokens, ends: Vector, answer: Tokens, num_shown: Vector) -> Examples:
+        """The examples: questions in ``tokens`` that end at ``ends``, with ``num_shown`` tokens of the answer."""
         rows = np.arange(len(tokens))
         tokens[rows, ends] = self.separator
-        insert(tokens, ends + 1, answer, given)
-        return Examples(tokens, answer[rows, given], ends + 1 + given)
+        insert(tokens, ends + 1, answer, num_shown)
+        return Examples(tokens, answer[rows, num_shown], ends + 1 + num_shown)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rewriting(Answering):
+class RewriteTask(AnswerTask):
     """Words, a separator, and the answer's first words (0 to all but one); the label is the answer's next word.
 
     Arguments
@@ -52,7 +52,7 @@ class Rewriting(Answering):
     answer = "both"
 
     length: AtLeast2 = 64
-    min_items: Count = 1
+    min_items: PositiveInt = 1
     words: AtLeast2 = 32
     repeats: bool = True
 
@@ -71,14 +71,14 @@ class Rewriting(Answering):
     def separator(self) -> int:
         return self.words + 1
 
-    def sizes(self) -> tuple[int, range]:
+    def vocab_and_labels(self) -> tuple[int, range]:
         return self.words + 2, range(1, self.words + 1)
 
     def options_at(self, length: int) -> dict[str, Any]:
         return {"min_items": max(1, length // 2)}
 
     @abstractmethod
-    def rewrite(self, items: Int[np.ndarray, "n m"], sizes: Each) -> Int[np.ndarray, "n m"]:
+    def rewrite(self, items: Int[np.ndarray, "n m"], sizes: Vector) -> Int[np.ndarray, "n m"]:
         """The answer; the first ``sizes`` columns of each row of the answer and of ``items`` are valid."""
 
     def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
@@ -90,67 +90,67 @@ class Rewriting(Answering):
             items = 1 + np.argsort(rng.random((count, self.words)), axis=1)[:, : self.max_items]
         tokens = np.full((count, self.length), PAD)
         tokens[:, : self.max_items] = np.where(np.arange(self.max_items) < sizes[:, None], items, PAD)
-        return self.answered(tokens, sizes, self.rewrite(items, sizes), rng.integers(0, sizes))
+        return self.build_examples(tokens, sizes, self.rewrite(items, sizes), rng.integers(0, sizes))
 
 
-class Copy(Rewriting):
+class Copy(RewriteTask):
     """What is the next word of the copy? (as in arXiv 2402.01032 and 2310.16028)
 
-    After the words a b c, the separator and a, it is b. Arguments: those of `Rewriting`.
+    After the words a b c, the separator and a, it is b. Arguments: those of `RewriteTask`.
     """
 
     name = "copy"
 
-    def rewrite(self, items: Int[np.ndarray, "n m"], sizes: Each) -> Int[np.ndarray, "n m"]:
+    def rewrite(self, items: Int[np.ndarray, "n m"], sizes: Vector) -> Int[np.ndarray, "n m"]:
         return items
 
 
-class Reverse(Rewriting):
+class Reverse(RewriteTask):
     """What is the next word of the reversed sequence? (as in arXiv 2207.02098)
 
-    After the words a b c, the separator and c, it is b. Arguments: those of `Rewriting`.
+    After the words a b c, the separator and c, it is b. Arguments: those of `RewriteTask`.
     """
 
     name = "reverse"
 
-    def rewrite(self, items: Int[np.ndarray, "n m"], sizes: Each) -> Int[np.ndarray, "n m"]:
+    def rewrite(self, items: Int[np.ndarray, "n m"], sizes: Vector) -> Int[np.ndarray, "n m"]:
         return np.take_along_axis(items, np.maximum(sizes[:, None] - 1 - np.arange(items.shape[1]), 0), axis=1)
 
 
-class Sort(Rewriting):
+class Sort(RewriteTask):
     """What is the next word of the sequence sorted by token id? (as in arXiv 2207.02098 and 2310.16028)
 
-    After the words c a b, the separator and a, it is b. Arguments: those of `Rewriting`.
+    After the words c a b, the separator and a, it is b. Arguments: those of `RewriteTask`.
     """
 
     name = "sort"
     answer = "content"
 
-    def rewrite(self, items: Int[np.ndarray, "n m"], sizes: Each) -> Int[np.ndarray, "n m"]:
+    def rewrite(self, items: Int[np.ndarray, "n m"], sizes: Vector) -> Int[np.ndarray, "n m"]:
         return np.sort(np.where(np.arange(items.shape[1]) < sizes[:, None], items, self.words + 1), axis=1)
 
     def shares(self) -> Shares:
         """The label at a step is an order statistic of the words, and the length is informative about the step."""
-        found = np.zeros((self.length + 1, self.words))
+        joint = np.zeros((self.length + 1, self.words))
         word = np.arange(1, self.words + 1)
         for size in range(self.min_items, self.max_items + 1):
             step = np.arange(size)[:, None]
             if self.repeats:  # at least step + 1 of the words are word or less
-                each = np.diff(bdtrc(step, size, word / self.words), axis=1, prepend=0.0)
+                probabilities = np.diff(bdtrc(step, size, word / self.words), axis=1, prepend=0.0)
             else:  # step words are less and the rest are more
-                each = np.exp(
+                probabilities = np.exp(
                     _log_choose(word - 1, step)
                     + _log_choose(self.words - word, size - 1 - step)
                     - _log_choose(np.array(self.words), np.array(size))
                 )
-            found[size + 1 : 2 * size + 1] += each / size
-        return found / (self.max_items - self.min_items + 1)
+            joint[size + 1 : 2 * size + 1] += probabilities / size
+        return joint / (self.max_items - self.min_items + 1)
 
 
 def _log_choose(total: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """The logarithm of the binomial coefficient, -inf if it is 0."""
-    left = np.maximum(total - chosen, 0)
-    return np.where(chosen <= total, gammaln(total + 1) - gammaln(chosen + 1) - gammaln(left + 1), -np.inf)
+    others = np.maximum(total - chosen, 0)
+    return np.where(chosen <= total, gammaln(total + 1) - gammaln(chosen + 1) - gammaln(others + 1), -np.inf)
 
 
 # ---- addition --------------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ Order = Literal["most-first", "least-first"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Addition(Answering):
+class Addition(AnswerTask):
     """What is the next digit of the sum? (as in arXiv 2307.03381 and 2310.16028)
 
     The input is a number, a plus, a number, an equals sign, and zero or more of the first digits of the sum. The label
@@ -184,7 +184,7 @@ class Addition(Answering):
 
     length: int = 18
     base: AtLeast2 = 10
-    min_digits: Count = 1
+    min_digits: PositiveInt = 1
     order: Order = "most-first"
     padded: bool = False
 
@@ -205,98 +205,98 @@ class Addition(Answering):
     def separator(self) -> int:
         return self.base + 3
 
-    def sizes(self) -> tuple[int, range]:
+    def vocab_and_labels(self) -> tuple[int, range]:
         return self.base + 4, range(1, self.base + (1 if self.padded else 2))
 
     def options_at(self, length: int) -> dict[str, Any]:
         return {"min_digits": max(1, self._digits_in(length))}
 
     def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
-        rows, place = np.arange(count), np.arange(self.digits + 1)
+        rows, columns = np.arange(count), np.arange(self.digits + 1)
         total = np.zeros((count, self.digits + 1), dtype=np.int64)  # column i is the digit of base ** i
         numbers, sizes = [], []
         for _ in range(2):
             size = rng.integers(self.min_digits, self.digits + 1, size=count)
-            number = np.where(place < size[:, None], rng.integers(0, self.base, size=total.shape), 0)
+            number = np.where(columns < size[:, None], rng.integers(0, self.base, size=total.shape), 0)
             leading = rng.integers(1, self.base, size=count)
             number[rows, size - 1] = np.where(size > 1, leading, number[:, 0])
             numbers.append(number)
             sizes.append(size)
             total += number
-        for each in range(self.digits):
-            total[:, each + 1] += total[:, each] // self.base
-            total[:, each] %= self.base
+        for i in range(self.digits):
+            total[:, i + 1] += total[:, i] // self.base
+            total[:, i] %= self.base
         answer = np.maximum(*sizes)
         answer += total[rows, answer] > 0
         if self.padded:
             sizes, answer = [np.full(count, self.digits)] * 2, np.full(count, self.digits + 1)
-        given = rng.integers(0, answer + (not self.padded))
+        num_shown = rng.integers(0, answer + (not self.padded))
 
         plus, equals = sizes[0], sizes[0] + 1 + sizes[1]
         tokens = np.full((count, self.length), PAD)
-        insert(tokens, np.zeros_like(plus), self._spelled(numbers[0], sizes[0]), sizes[0])
+        insert(tokens, np.zeros_like(plus), self._spell_number(numbers[0], sizes[0]), sizes[0])
         tokens[rows, plus] = self.base + 2
-        insert(tokens, plus + 1, self._spelled(numbers[1], sizes[1]), sizes[1])
-        spelled = np.pad(self._spelled(total, answer), ((0, 0), (0, 1)))
+        insert(tokens, plus + 1, self._spell_number(numbers[1], sizes[1]), sizes[1])
+        spelled = np.pad(self._spell_number(total, answer), ((0, 0), (0, 1)))
         spelled[rows, answer] = self.base + 1
-        return self.answered(tokens, equals, spelled, given)
+        return self.build_examples(tokens, equals, spelled, num_shown)
 
-    def _spelled(self, number: Texts, size: Each) -> Texts:
+    def _spell_number(self, number: Tokens, size: Vector) -> Tokens:
         """The tokens of a number of ``size`` digits, of which column i has the digit of base ** i."""
-        places = self._place(np.arange(self.digits + 1), size[:, None])
-        return 1 + np.take_along_axis(number, np.broadcast_to(places % (self.digits + 1), number.shape), axis=1)
+        powers = self._digit_power(np.arange(self.digits + 1), size[:, None])
+        return 1 + np.take_along_axis(number, np.broadcast_to(powers % (self.digits + 1), number.shape), axis=1)
 
-    def _place(self, step: Any, size: Any) -> Any:
+    def _digit_power(self, step: Any, size: Any) -> Any:
         """The power of the base at digit ``step`` of a number of ``size`` digits."""
         return step if self.order == "least-first" else size - 1 - step
 
     def shares(self) -> Shares:
-        found = np.zeros((self.length + 1, self.base + 1))  # the last column is the end label
+        joint = np.zeros((self.length + 1, self.base + 1))  # the last column is the end label
         sizes = range(self.min_digits, self.digits + 1)
-        columns = _columns(self.base)
-        for one in sizes:
-            for other in sizes:
-                top = self.digits if self.padded else max(one, other)
-                shown = 2 * self.digits if self.padded else one + other
-                steps = [columns[_kind(place, one), _kind(place, other)] for place in range(top)]
-                digit, carried = _digits(steps)
-                for last in (0, 1):  # a carry out of the top is the sum's first digit
-                    size = top + (1 if self.padded else last)
+        columns = _column_tables(self.base)
+        for first in sizes:
+            for second in sizes:
+                top = self.digits if self.padded else max(first, second)
+                shown = 2 * self.digits if self.padded else first + second
+                steps = [columns[_digit_kind(power, first), _digit_kind(power, second)] for power in range(top)]
+                digit, carry_shares = _digit_shares(steps)
+                for final_carry in (0, 1):  # a carry out of the top is the sum's first digit
+                    size = top + (1 if self.padded else final_carry)
                     share = 1 / (size + (not self.padded))
                     for step in range(size):
-                        place = self._place(step, size)
-                        if place == top:
-                            found[shown + 2 + step, last] += share * carried[last]
+                        power = self._digit_power(step, size)
+                        if power == top:
+                            joint[shown + 2 + step, final_carry] += share * carry_shares[final_carry]
                         else:
-                            found[shown + 2 + step, :-1] += share * digit[place, :, last]
+                            joint[shown + 2 + step, :-1] += share * digit[power, :, final_carry]
                     if not self.padded:
-                        found[shown + 2 + size, -1] += share * carried[last]
-        return found[:, : len(self.labels)] / len(sizes) ** 2
+                        joint[shown + 2 + size, -1] += share * carry_shares[final_carry]
+        return joint[:, : len(self.labels)] / len(sizes) ** 2
 
 
-def _kind(place: int, size: int) -> str:
+def _digit_kind(power: int, size: int) -> str:
     """Possible digits at a place of a number of ``size`` digits: any, only 0, or all but 0."""
-    if place >= size:
+    if power >= size:
         return "zero"
-    return "leading" if place == size - 1 > 0 else "any"
+    return "leading" if power == size - 1 > 0 else "any"
 
 
-def _columns(base: int) -> dict[tuple[str, str], Float[np.ndarray, "2 base 2"]]:
+def _column_tables(base: int) -> dict[tuple[str, str], Float[np.ndarray, "2 base 2"]]:
     """For two kinds of digits: probabilities of each sum digit and next carry, given each carry."""
     draws = {"any": np.full(base, 1 / base), "zero": np.eye(base)[0], "leading": np.full(base, 1 / (base - 1))}
     draws["leading"][0] = 0
-    found = {}
-    for one, first in draws.items():
-        for other, second in draws.items():
+    tables = {}
+    for kind, first in draws.items():
+        for other_kind, second in draws.items():
             column = np.zeros((2, base, 2))
             for total, share in enumerate(np.convolve(first, second)):
                 for carry in (0, 1):
                     column[carry, (total + carry) % base, (total + carry) // base] += share
-            found[one, other] = column
-    return found
+            tables[kind, other_kind] = column
+    return tables
 
 
-def _digits(
+def _digit_shares(
     columns: list[Float[np.ndarray, "2 base 2"]],
 ) -> tuple[Float[np.ndarray, "top base 2"], Float[np.ndarray, "2"]]:
     """Joint probabilities of the digit at each place and the final carry, and of the final carry."""
@@ -305,7 +305,7 @@ def _digits(
         after.append(column.sum(axis=1) @ after[-1])
     carry = np.array([1.0, 0.0])
     digits = []
-    for column, rest in zip(columns, reversed(after[:-1]), strict=True):
-        digits.append(np.einsum("c,cxd,df->xf", carry, column, rest))
+    for column, suffix in zip(columns, reversed(after[:-1]), strict=True):
+        digits.append(np.einsum("c,cxd,df->xf", carry, column, suffix))
         carry = carry @ column.sum(axis=1)
     return np.array(digits), carry

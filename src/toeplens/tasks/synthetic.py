@@ -13,16 +13,16 @@ from typing import Annotated
 import numpy as np
 from jaxtyping import Float, Int
 
-from toeplens.ground import invalid
-from toeplens.ground.machine import must_fit
-from toeplens.ground.options import Count, CountOrZero, Limits, Share
-from toeplens.tasks.base import Split, Texts, at_least, at_most
-from toeplens.tasks.corpus import SPLITS, Corpus, Part, amounts, assign, dtype_of
+from toeplens.tasks.base import Split, Tokens, at_least, at_most
+from toeplens.tasks.corpus import SPLITS, Corpus, CorpusSplit, assign_splits, dtype_of, split_sizes
 from toeplens.tasks.language import LanguageTask
+from toeplens.utils import invalid
+from toeplens.utils.machine import check_memory
+from toeplens.utils.options import NonNegativeInt, PositiveInt, Range, Share
 
 SEPARATOR = 0
-_AT_ONCE, _TOKENS = 2**10, 2**24  # documents and tokens per generated batch
-_MOST_WORDS = 2**13
+_BATCH_DOCUMENTS, _BATCH_TOKENS = 2**10, 2**24  # documents and tokens per generated batch
+_MAX_WORDS = 2**13
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,29 +38,30 @@ class SyntheticLanguage(LanguageTask):
         length     tokens of a window
     """
 
-    documents: Count = 2048
+    documents: PositiveInt = 2048
     document: int = 1024
-    text_seed: CountOrZero = 0
+    text_seed: NonNegativeInt = 0
 
     def corpus(self) -> Corpus:
-        return _made(replace(self, length=1))
+        return _build_corpus(replace(self, length=1))
 
     @abstractmethod
-    def write(self) -> Callable[[np.random.Generator, int], Texts]:
+    def build_writer(self) -> Callable[[np.random.Generator, int], Tokens]:
         """Draw what all documents share; return the function that writes documents, one per row, with ids from 1 on."""
 
     @abstractmethod
     def entropy(self) -> float:
         """Entropy in nats per token: the loss of a model that knows the language, or a lower bound of it."""
 
-    def rng(self, *place: int) -> np.random.Generator:
+    def rng(self, *purpose: int) -> np.random.Generator:
         """Random generator for one purpose, derived from the text's seed."""
-        return np.random.Generator(np.random.Philox(np.random.SeedSequence(self.text_seed, spawn_key=place)))
+        return np.random.Generator(np.random.Philox(np.random.SeedSequence(self.text_seed, spawn_key=purpose)))
 
-    def check_documents(self, least: int) -> None:
-        """Raise `InputError` unless the documents can be generated, with at least ``least`` tokens each."""
-        at_least(least, document=self.document)
-        must_fit("documents: they need", 2 * dtype_of(self.vocab_size).itemsize * self.documents * (self.document + 1))
+    def check_documents(self, min_tokens: int) -> None:
+        """Raise `InputError` unless the documents can be generated, with at least ``min_tokens`` tokens each."""
+        at_least(min_tokens, document=self.document)
+        tokens = self.documents * (self.document + 1)
+        check_memory("documents: they need", 2 * dtype_of(self.vocab_size).itemsize * tokens)
 
 
 def zipf(words: int) -> Float[np.ndarray, "words"]:
@@ -71,42 +72,42 @@ def zipf(words: int) -> Float[np.ndarray, "words"]:
 
 def entropy_of(shares: Float[np.ndarray, "n"]) -> float:
     """Entropy of a distribution, in nats."""
-    kept = shares[shares > 0]
-    return float(-(kept * np.log(kept)).sum())
+    positive = shares[shares > 0]
+    return float(-(positive * np.log(positive)).sum())
 
 
-def drawn(shares: Float[np.ndarray, "n"], chances: Float[np.ndarray, "..."]) -> Int[np.ndarray, "..."]:
+def sample(shares: Float[np.ndarray, "n"], chances: Float[np.ndarray, "..."]) -> Int[np.ndarray, "..."]:
     """Samples of a distribution, from uniform numbers in 0..1."""
     return np.minimum(np.searchsorted(np.cumsum(shares), chances, side="right"), len(shares) - 1)
 
 
 @lru_cache(maxsize=4)
-def _made(task: SyntheticLanguage) -> Corpus:
-    kept = dtype_of(task.vocab_size)
-    rows = np.full((task.documents, task.document + 1), SEPARATOR, dtype=kept)
-    write = task.write()
-    size = min(_AT_ONCE, max(1, _TOKENS // task.document))
+def _build_corpus(task: SyntheticLanguage) -> Corpus:
+    dtype = dtype_of(task.vocab_size)
+    rows = np.full((task.documents, task.document + 1), SEPARATOR, dtype=dtype)
+    write = task.build_writer()
+    size = min(_BATCH_DOCUMENTS, max(1, _BATCH_TOKENS // task.document))
     for block, start in enumerate(range(0, task.documents, size)):
         rows[start : start + size, :-1] = write(task.rng(1, block), size)[: task.documents - start]
-    first = {sha256(row.tobytes()).digest(): place for place, row in reversed(list(enumerate(rows)))}
+    first = {sha256(row.tobytes()).digest(): index for index, row in reversed(list(enumerate(rows)))}
     digests = sorted(first, key=first.__getitem__)
     rows = rows[[first[digest] for digest in digests]]
-    splits = assign(digests, [task.document] * len(digests))
-    parts: dict[Split, Part] = {}
-    for place, split in enumerate(SPLITS):
-        many, size = rows[splits == place].shape
-        parts[split] = Part(rows[splits == place].ravel(), size * np.arange(many + 1), np.full(many, size - 1))
-    mark = sha256(task.name.encode())
+    splits = assign_splits(digests, [task.document] * len(digests))
+    parts: dict[Split, CorpusSplit] = {}
+    for index, split in enumerate(SPLITS):
+        count, size = rows[splits == index].shape
+        parts[split] = CorpusSplit(rows[splits == index].ravel(), size * np.arange(count + 1), np.full(count, size - 1))
+    hasher = sha256(task.name.encode())
     for digest in digests:
-        mark.update(digest)
+        hasher.update(digest)
     options = {name: value for name, value in asdict(task).items() if name != "length"}
-    about = {"source": task.name, "options": options, **amounts(parts)}
+    metadata = {"source": task.name, "options": options, **split_sizes(parts)}
     counts = np.bincount(parts["train"].tokens, minlength=task.vocab_size)
-    return Corpus(mark.hexdigest(), task.vocab_size, SEPARATOR, False, about, parts, counts)
+    return Corpus(hasher.hexdigest(), task.vocab_size, SEPARATOR, False, metadata, parts, counts)
 
 
-_TABLE = 2**26  # maximum number of pairs of a context and a next word
-_CHOSEN_AT_ONCE = 2**22
+_MAX_TABLE = 2**26  # maximum number of pairs of a context and a next word
+_CHUNK_SCORES = 2**22
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,42 +131,42 @@ class MarkovLanguage(SyntheticLanguage):
 
     name = "markov-language"
 
-    words: Annotated[int, Limits(2, _MOST_WORDS)] = 64
-    order: Count = 2
-    branches: Count = 6
+    words: Annotated[int, Range(2, _MAX_WORDS)] = 64
+    order: PositiveInt = 2
+    branches: PositiveInt = 6
     copy_rate: Share = 0.01
-    span: Count = 24
+    span: PositiveInt = 24
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_most(self.words, "words ({})", branches=self.branches)
-        highest = math.floor(math.log(_TABLE, self.words) + 1e-9) - 1
+        highest = math.floor(math.log(_MAX_TABLE, self.words) + 1e-9) - 1
         at_most(highest, f"{{}} with {self.words} words", order=self.order)
         self.check_documents(max(self.order, self.span if self.copy_rate else 0) + 1)
 
-    def sizes(self) -> tuple[int, range]:
+    def vocab_and_labels(self) -> tuple[int, range]:
         return 1 + self.words, range(1 + self.words)
 
-    def write(self) -> Callable[[np.random.Generator, int], Texts]:
-        table, shares, contexts = self._followers(), zipf(self.branches), self.words**self.order
+    def build_writer(self) -> Callable[[np.random.Generator, int], Tokens]:
+        table, shares, contexts = self._next_words(), zipf(self.branches), self.words**self.order
 
-        def write(rng: np.random.Generator, count: int) -> Texts:
+        def write(rng: np.random.Generator, count: int) -> Tokens:
             text = np.zeros((self.document, count), dtype=np.int64)
             rows, context = np.arange(count), np.zeros(count, dtype=np.int64)
-            left, source = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+            remaining, source = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
             for step in range(self.document):
                 chances = rng.random((3, count))
                 if step < self.order:
                     text[step] = (self.words * chances[0]).astype(np.int64)
                 else:
                     if step >= self._first_copy:
-                        begins = (left == 0) & (chances[1] < self.copy_rate)
-                        left[begins] = self.span
+                        begins = (remaining == 0) & (chances[1] < self.copy_rate)
+                        remaining[begins] = self.span
                         source[begins] = (chances[2, begins] * (step - self.span + 1)).astype(np.int64)
-                    said = table[context, drawn(shares, chances[0])]
-                    text[step] = np.where(left > 0, text[source, rows], said)
-                    source += left > 0
-                    left -= left > 0
+                    sampled = table[context, sample(shares, chances[0])]
+                    text[step] = np.where(remaining > 0, text[source, rows], sampled)
+                    source += remaining > 0
+                    remaining -= remaining > 0
                 context = (context * self.words + text[step]) % contexts
             return 1 + text.T
 
@@ -175,48 +176,48 @@ class MarkovLanguage(SyntheticLanguage):
     def _first_copy(self) -> int:
         return max(self.order, self.span)
 
-    def _followers(self) -> Int[np.ndarray, "contexts branches"]:
+    def _next_words(self) -> Int[np.ndarray, "contexts branches"]:
         """The possible next words of each context, the likeliest first."""
         rng, contexts = self.rng(0), self.words**self.order
-        found, size = [], max(1, _CHOSEN_AT_ONCE // self.words)
+        next_words, size = [], max(1, _CHUNK_SCORES // self.words)
         for start in range(0, contexts, size):
             scores = rng.gumbel(size=(min(size, contexts - start), self.words)) + np.log(zipf(self.words))
-            found.append(np.argsort(-scores, axis=1)[:, : self.branches])  # equals sampling without replacement
-        return np.concatenate(found)
+            next_words.append(np.argsort(-scores, axis=1)[:, : self.branches])  # equals sampling without replacement
+        return np.concatenate(next_words)
 
     def entropy(self) -> float:
         """Nats per token of a document, given the start and source of each copy: exact without copies.
 
-        With copies the entropy is higher, by at most `copies`.
+        With copies the entropy is higher, by at most `copy_entropy`.
         """
-        said = sum(share * (1 - rate) for share, rate, _ in self._undecided())
-        return (self.order * math.log(self.words) + said * entropy_of(zipf(self.branches))) / self.document
+        chain_tokens = sum(share * (1 - rate) for share, rate, _ in self._copy_states())
+        return (self.order * math.log(self.words) + chain_tokens * entropy_of(zipf(self.branches))) / self.document
 
-    def copies(self) -> float:
+    def copy_entropy(self) -> float:
         """Nats per token in the start and source of copies."""
         return (
             sum(
                 share * (entropy_of(np.array([rate, 1 - rate])) + rate * math.log(sources))
-                for share, rate, sources in self._undecided()
+                for share, rate, sources in self._copy_states()
                 if rate
             )
             / self.document
         )
 
-    def _undecided(self) -> list[tuple[float, float, int]]:
+    def _copy_states(self) -> list[tuple[float, float, int]]:
         """For each position: the probabilities that it is in no earlier copy and none of the first words, and of a copy
         there, and the number of its possible sources.
         """
-        found = [0.0] * (self.document + self.span)
-        found[self.order] = 1.0
+        shares = [0.0] * (self.document + self.span)
+        shares[self.order] = 1.0
         rates = [self.copy_rate if step >= self._first_copy else 0.0 for step in range(self.document)]
         for step in range(self.order, self.document):
-            found[step + 1] += found[step] * (1 - rates[step])
-            found[step + self.span] += found[step] * rates[step]
-        return [(found[step], rate, step - self.span + 1) for step, rate in enumerate(rates)]
+            shares[step + 1] += shares[step] * (1 - rates[step])
+            shares[step + self.span] += shares[step] * rates[step]
+        return [(shares[step], rate, step - self.span + 1) for step, rate in enumerate(rates)]
 
 
-_KINDS = 2**10
+_MAX_KINDS = 2**10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,9 +239,9 @@ class NestedLanguage(SyntheticLanguage):
 
     name = "nested-language"
 
-    kinds: Annotated[int, Limits(1, _KINDS)] = 4
-    max_depth: Count = 8
-    words: Annotated[int, Limits(2, _MOST_WORDS)] = 48
+    kinds: Annotated[int, Range(1, _MAX_KINDS)] = 4
+    max_depth: PositiveInt = 8
+    words: Annotated[int, Range(2, _MAX_WORDS)] = 48
     opens: Share = 0.12
     closes: Share = 0.12
 
@@ -251,15 +252,15 @@ class NestedLanguage(SyntheticLanguage):
             raise invalid("closes", must, self.closes)
         self.check_documents(1)
 
-    def sizes(self) -> tuple[int, range]:
+    def vocab_and_labels(self) -> tuple[int, range]:
         vocab_size = 1 + 2 * self.kinds + self.words
         return vocab_size, range(vocab_size)
 
-    def write(self) -> Callable[[np.random.Generator, int], Texts]:
-        fixed, shares, deepest = self.rng(0), zipf(self.words), min(self.max_depth, self.document)
-        orders = np.stack([fixed.permutation(self.words) for _ in range(self.kinds + 1)])
+    def build_writer(self) -> Callable[[np.random.Generator, int], Tokens]:
+        shared_rng, shares, deepest = self.rng(0), zipf(self.words), min(self.max_depth, self.document)
+        orders = np.stack([shared_rng.permutation(self.words) for _ in range(self.kinds + 1)])
 
-        def write(rng: np.random.Generator, count: int) -> Texts:
+        def write(rng: np.random.Generator, count: int) -> Tokens:
             text = np.zeros((self.document, count), dtype=np.int64)
             rows, depth = np.arange(count), np.zeros(count, dtype=np.int64)
             stack = np.full((deepest + 1, count), self.kinds)  # the kind outside brackets is the last index
@@ -269,7 +270,7 @@ class NestedLanguage(SyntheticLanguage):
                 up = (chances[0] < self.opens) & (depth < self.max_depth)
                 down = (chances[0] >= 1 - self.closes) & (depth > 0)
                 kind = (self.kinds * chances[1]).astype(np.int64)
-                word = 1 + 2 * self.kinds + orders[inner, drawn(shares, chances[1])]
+                word = 1 + 2 * self.kinds + orders[inner, sample(shares, chances[1])]
                 text[step] = np.where(up, 1 + kind, np.where(down, 1 + self.kinds + inner, word))
                 depth += up
                 depth -= down
@@ -284,14 +285,14 @@ class NestedLanguage(SyntheticLanguage):
         up, down = np.full(deepest + 1, self.opens), np.full(deepest + 1, self.closes)
         up[self.max_depth :], down[0] = 0.0, 0.0
         word = 1 - up - down
-        kinds = np.array([entropy_of(np.array(each)) for each in zip(up, down, word, strict=True)])
-        each = kinds + up * math.log(self.kinds) + word * entropy_of(zipf(self.words))
-        at: Float[np.ndarray, "depths"] = np.zeros(deepest + 1)
-        at[0], total = 1.0, 0.0
+        kinds = np.array([entropy_of(np.array(chances)) for chances in zip(up, down, word, strict=True)])
+        per_depth = kinds + up * math.log(self.kinds) + word * entropy_of(zipf(self.words))
+        depth_shares: Float[np.ndarray, "depths"] = np.zeros(deepest + 1)
+        depth_shares[0], total = 1.0, 0.0
         for _ in range(self.document):
-            total += float(at @ each)
-            moved = at * word
-            moved[1:] += (at * up)[:-1]
-            moved[:-1] += (at * down)[1:]
-            at = moved
+            total += float(depth_shares @ per_depth)
+            moved = depth_shares * word
+            moved[1:] += (depth_shares * up)[:-1]
+            moved[:-1] += (depth_shares * down)[1:]
+            depth_shares = moved
         return total / self.document

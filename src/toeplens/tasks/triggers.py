@@ -7,14 +7,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from toeplens.ground import InputError, invalid
-from toeplens.ground.options import AtLeast2, Count
-from toeplens.tasks.base import PAD, Each, Examples, Task, at_least, finish, insert
+from toeplens.tasks.base import PAD, Examples, Task, Vector, at_least, insert, pad_examples
+from toeplens.utils import InputError, invalid
+from toeplens.utils.options import AtLeast2, PositiveInt
 
 Form = Literal["paper", "released"]
 
 
-def _words(vocab_size: int, num_triggers: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _draw_vocabulary(vocab_size: int, num_triggers: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """The data set's trigger words and other words; id 0 is the padding."""
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, 2**32 - 1))))
     shuffled = 1 + rng.permutation(vocab_size - 1)
@@ -52,11 +52,11 @@ class TriggerDistance(Task):
     length: AtLeast2 = 128
     vocab_size: int = 574
     num_triggers: AtLeast2 = 2
-    max_distance: Count | None = None
+    max_distance: PositiveInt | None = None
     ordered: bool = False
-    max_between: Count = 70
-    max_side: Count = 25
-    cut: Count = 120
+    max_between: PositiveInt = 70
+    max_side: PositiveInt = 25
+    cut: PositiveInt = 120
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,7 +86,7 @@ class TriggerDistance(Task):
             return self.max_between + 1
         return self.length - 1 if self.max_distance is None else self.max_distance
 
-    def sizes(self) -> tuple[int, range]:
+    def vocab_and_labels(self) -> tuple[int, range]:
         return self.vocab_size, range(1 if self.form == "paper" else 2, self.farthest + 1)
 
     def options_at(self, length: int) -> dict[str, Any]:
@@ -99,21 +99,21 @@ class TriggerDistance(Task):
         if self.form == "paper":
             return self.chance(ignore_label)
         side = np.full(self.max_side, 1 / self.max_side)
-        both = np.convolve(side, side)  # by the sum of both sides, from 2 on
+        both_sides = np.convolve(side, side)  # by the sum of both sides, from 2 on
         counted = [between for between in range(1, self.max_between + 1) if between + 1 != ignore_label]
         best = np.zeros(self.cut + 1)
         for between in counted:
-            totals = np.minimum(between + 4 + np.arange(len(both)), self.cut)
-            best = np.maximum(best, np.bincount(totals, both / len(counted), minlength=self.cut + 1))
+            totals = np.minimum(between + 4 + np.arange(len(both_sides)), self.cut)
+            best = np.maximum(best, np.bincount(totals, both_sides / len(counted), minlength=self.cut + 1))
         return float(sum(best.tolist()))
 
-    def marked_words(self, seed: int) -> Each:
-        return _words(self.vocab_size, self.num_triggers, seed)[0]
+    def marked_words(self, seed: int) -> Vector:
+        return _draw_vocabulary(self.vocab_size, self.num_triggers, seed)[0]
 
     def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
-        triggers, others = _words(self.vocab_size, self.num_triggers, seed)
+        triggers, others = _draw_vocabulary(self.vocab_size, self.num_triggers, seed)
         if self.form == "released":
-            return self._released(rng, count, triggers)
+            return self._draw_released(rng, count, triggers)
         rows = np.arange(count)
         tokens = rng.choice(others, size=(count, self.length))
         distance = rng.integers(1, self.farthest + 1, size=count)
@@ -125,7 +125,7 @@ class TriggerDistance(Task):
         tokens[rows, first + distance] = triggers[pair[:, 1]]
         return Examples(tokens, distance, np.full(count, self.length))
 
-    def _released(self, rng: np.random.Generator, count: int, triggers: Each) -> Examples:
+    def _draw_released(self, rng: np.random.Generator, count: int, triggers: Vector) -> Examples:
         rows = np.arange(count)
         between = rng.integers(1, self.max_between + 1, size=count)
         left = rng.integers(1, self.max_side + 1, size=count)
@@ -137,11 +137,11 @@ class TriggerDistance(Task):
             (left + 1, between, self.max_between),
             (second + 1, right, self.max_side),
         )
-        for start, size, most in segments:
-            words = rng.permuted(np.tile(np.arange(1, self.vocab_size), (count, 1)), axis=1)[:, :most]
+        for start, size, limit in segments:
+            words = rng.permuted(np.tile(np.arange(1, self.vocab_size), (count, 1)), axis=1)[:, :limit]
             insert(tokens, start, words, size)
         tokens[rows, left], tokens[rows, second] = triggers
-        return finish(tokens[:, : self.length], between + 1, np.minimum(second + 1 + right, self.cut))
+        return pad_examples(tokens[:, : self.length], between + 1, np.minimum(second + 1 + right, self.cut))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,20 +166,20 @@ class TriggerCount(Task):
     answer = "content"
 
     form: Form = "paper"
-    length: Count = 128
-    words: Count | None = None
+    length: PositiveInt = 128
+    words: PositiveInt | None = None
     vocab_size: int = 574
-    num_triggers: Count | None = None
-    max_count: Count | None = None
+    num_triggers: PositiveInt | None = None
+    max_count: PositiveInt | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self.triggers + 2, vocab_size=self.vocab_size)
-        if self.used > self.length:
-            raise invalid("words", f"be from 1 to length ({self.length})", self.used)
-        if self.most > self.used:
-            raise invalid("max_count", f"be small enough to fit in {self.used} words", self.most)
-        for name, value in (("num_triggers", self.triggers), ("words", self.used), ("max_count", self.most)):
+        if self.num_words > self.length:
+            raise invalid("words", f"be from 1 to length ({self.length})", self.num_words)
+        if self.top_count > self.num_words:
+            raise invalid("max_count", f"be small enough to fit in {self.num_words} words", self.top_count)
+        for name, value in (("num_triggers", self.triggers), ("words", self.num_words), ("max_count", self.top_count)):
             object.__setattr__(self, name, value)
 
     @property
@@ -188,29 +188,29 @@ class TriggerCount(Task):
         return {"paper": 20, "released": 30}[self.form] if self.num_triggers is None else self.num_triggers
 
     @property
-    def used(self) -> int:
+    def num_words(self) -> int:
         """Number of tokens before the padding."""
         if self.words is None:
             return self.length if self.form == "paper" else min(120, self.length)
         return self.words
 
     @property
-    def most(self) -> int:
+    def top_count(self) -> int:
         """The maximum count."""
-        return min(100, self.used) if self.max_count is None else self.max_count
+        return min(100, self.num_words) if self.max_count is None else self.max_count
 
-    def sizes(self) -> tuple[int, range]:
-        return self.vocab_size, range(self.most + 1)
+    def vocab_and_labels(self) -> tuple[int, range]:
+        return self.vocab_size, range(self.top_count + 1)
 
     def options_at(self, length: int) -> dict[str, Any]:
-        return {"words": self.used + length - self.length, "max_count": self.most}
+        return {"words": self.num_words + length - self.length, "max_count": self.top_count}
 
     def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
-        triggers, others = _words(self.vocab_size, self.triggers, seed)
-        labels = rng.integers(0, self.most + 1, size=count)
-        is_trigger = rng.permuted(np.arange(self.used) < labels[:, None], axis=1)
+        triggers, others = _draw_vocabulary(self.vocab_size, self.triggers, seed)
+        labels = rng.integers(0, self.top_count + 1, size=count)
+        is_trigger = rng.permuted(np.arange(self.num_words) < labels[:, None], axis=1)
         tokens = np.full((count, self.length), PAD)
-        tokens[:, : self.used] = np.where(
+        tokens[:, : self.num_words] = np.where(
             is_trigger, rng.choice(triggers, size=is_trigger.shape), rng.choice(others, size=is_trigger.shape)
         )
-        return Examples(tokens, labels, np.full(count, self.used))
+        return Examples(tokens, labels, np.full(count, self.num_words))

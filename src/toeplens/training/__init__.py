@@ -3,13 +3,14 @@
 This package contains what one run needs, from its spec to its weights; sizes shared by studies are in ``presets``.
 """
 
-from toeplens.training.batches import Batches, answer, correct, evaluate
-from toeplens.training.environment import Execution, Segment, Setup, environment, plan_execution, told
+from toeplens.training.batches import Batches, eval_batch, evaluate, is_correct
+from toeplens.training.environment import Execution, Segment, Setup, describe_history, environment, plan_execution
 from toeplens.training.loggers import Logger, RunInfo
-from toeplens.training.loop import Watcher, train, train_as_one
+from toeplens.training.loop import TrainingProbe, train, train_batched
 from toeplens.training.presets import PRESETS, Preset, starting_spec
 from toeplens.training.run import Run, initial_model
 from toeplens.training.spec import Plateau, RunSpec, cosine_with_warmup, run_spec
+from toeplens.utils.renamed import renamed_getattr
 
 __all__ = [
     "PRESETS",
@@ -23,17 +24,18 @@ __all__ = [
     "RunSpec",
     "Segment",
     "Setup",
-    "Watcher",
-    "answer",
-    "correct",
+    "TrainingProbe",
     "cosine_with_warmup",
+    "describe_history",
     "environment",
+    "eval_batch",
     "evaluate",
     "initial_model",
+    "is_correct",
     "plan_execution",
     "run_spec",
     "starting_spec",
-    "told",
     "train",
-    "train_as_one",
+    "train_batched",
 ]
+__getattr__ = renamed_getattr(__name__)

@@ -17,9 +17,9 @@ from toeplens.tasks import Examples
 from toeplens.training.spec import RunSpec
 
 IGNORED = -100  # class ignored by loss and accuracy
-TOKENS_AT_ONCE = {"cpu": 2**13, "cuda": 2**20}  # attention with dropout needs memory in proportion: 13 GB at 2**16
-ANSWERS_AT_ONCE = {"cpu": 2**26, "cuda": 2**31}  # maximum number of logits, for per-token predictions
-_STATES_AT_ONCE = 2**30  # values of the residual stream over all layers that such a pass keeps
+TOKENS_PER_PASS = {"cpu": 2**13, "cuda": 2**20}  # attention with dropout needs memory in proportion: 13 GB at 2**16
+LOGITS_PER_PASS = {"cpu": 2**26, "cuda": 2**31}  # maximum number of logits, for per-token predictions
+_STATES_PER_PASS = 2**30  # values of the residual stream over all layers that such a pass keeps
 
 
 @dataclass(frozen=True)
@@ -53,21 +53,21 @@ class Batches:
             yield self.take(slice(start, start + size))
 
 
-def texts_at_once(spec: RunSpec, length: int, device: torch.device) -> int:
+def micro_batch_size(spec: RunSpec, length: int, device: torch.device) -> int:
     """Number of sequences per training pass; larger batches are split (gradient accumulation)."""
-    tokens = TOKENS_AT_ONCE[device.type]
+    tokens = TOKENS_PER_PASS[device.type]
     if spec.model.readout == "each":
-        answers = ANSWERS_AT_ONCE[device.type] // spec.model.num_classes
-        tokens = min(tokens, answers, _STATES_AT_ONCE // (spec.model.num_layers * spec.model.d_model))
+        sequences_logits = LOGITS_PER_PASS[device.type] // spec.model.num_classes
+        tokens = min(tokens, sequences_logits, _STATES_PER_PASS // (spec.model.num_layers * spec.model.d_model))
     return max(1, tokens // length)
 
 
-def correct(logits: Float[Tensor, "b *N C"], labels: Int[Tensor, "b *N"]) -> Bool[Tensor, "b *N"]:
+def is_correct(logits: Float[Tensor, "b *N C"], labels: Int[Tensor, "b *N"]) -> Bool[Tensor, "b *N"]:
     """Which predictions are correct (False for ignored labels)."""
     return logits.argmax(-1) == labels
 
 
-def precise(logits: Float[Tensor, "b *N C"]) -> Float[Tensor, "b *N C"]:
+def to_float32(logits: Float[Tensor, "b *N C"]) -> Float[Tensor, "b *N C"]:
     """Logits in at least float32, for the loss."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
@@ -78,18 +78,18 @@ def loss_of(logits: Float[Tensor, "b *N C"], labels: Int[Tensor, "b *N"]) -> Flo
 
 
 @torch.no_grad()
-def answer(
+def eval_batch(
     model: Decoder, batch: tuple[Tensor, Tensor, Tensor | None], amp: Callable[[], Any] = nullcontext
 ) -> Float[Tensor, "3"]:
     """Sum of losses, correct predictions and labels that count, of one batch, without dropout."""
     tokens, labels, lengths = batch
     model.eval()
     with amp():
-        logits = precise(model(tokens, lengths))
-    return torch.stack((loss_of(logits, labels), correct(logits, labels).sum(), (labels != IGNORED).sum())).double()
+        logits = to_float32(model(tokens, lengths))
+    return torch.stack((loss_of(logits, labels), is_correct(logits, labels).sum(), (labels != IGNORED).sum())).double()
 
 
 def evaluate(model: Decoder, data: Batches, batch_size: int) -> tuple[float, float]:
     """Mean loss and accuracy over labels that are not ignored."""
-    loss, right, count = torch.stack([answer(model, batch) for batch in data.split(batch_size)]).sum(0).tolist()
-    return loss / max(count, 1), right / max(count, 1)
+    loss, hits, count = torch.stack([eval_batch(model, batch) for batch in data.split(batch_size)]).sum(0).tolist()
+    return loss / max(count, 1), hits / max(count, 1)

@@ -13,11 +13,13 @@ from typing import Any
 import numpy
 import torch
 
-from toeplens.ground import EnvironmentFailure, choose, invalid, shown
-from toeplens.ground.records import Count, Record, Text, Truth
+from toeplens.utils import EnvironmentFailure, choose, invalid, repr_of
+from toeplens.utils.records import NonNegativeInt, Record, StrictBool, StrictStr
+from toeplens.utils.renamed import renamed
 from toeplens.version import __version__
 
 
+@renamed
 @dataclass(frozen=True)
 class Execution:
     """How a run is executed on this machine: device, precision, compiled or not, and why."""
@@ -25,18 +27,18 @@ class Execution:
     device: torch.device
     bf16: bool
     compiled: bool
-    why: str
+    reason: str
 
     def describe(self) -> str:
         """A one-line description."""
         mode = "torch.compile" if self.compiled else "eager"
-        return f"{self.device.type}, {'bfloat16 products' if self.bf16 else 'float32'}, {mode} ({self.why})"
+        return f"{self.device.type}, {'bfloat16 products' if self.bf16 else 'float32'}, {mode} ({self.reason})"
 
 
-_WIDE = 256  # minimum model width for which bfloat16 pays on a GPU
+_BF16_WIDTH = 256  # minimum model width for which bfloat16 pays on a GPU
 
 
-def plan_execution(device: str, compile_mode: str, precision: str, width: int = _WIDE) -> Execution:
+def plan_execution(device: str, compile_mode: str, precision: str, width: int = _BF16_WIDTH) -> Execution:
     """Choose device, precision and compilation.
 
     On a GPU, small models are limited by kernel launches, so they are compiled if a compiler is present. On a CPU,
@@ -49,25 +51,25 @@ def plan_execution(device: str, compile_mode: str, precision: str, width: int = 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        chosen = torch.device(device)
+        torch_device = torch.device(device)
     except RuntimeError:
         raise invalid("device", "be auto, cpu, cuda or cuda:N", device) from None
-    choose("device", chosen.type, ("cpu", "cuda"))
-    on_gpu = chosen.type == "cuda"
+    choose("device", torch_device.type, ("cpu", "cuda"))
+    on_gpu = torch_device.type == "cuda"
     if on_gpu and not torch.cuda.is_available():
-        raise EnvironmentFailure(f"device: this machine has no usable GPU, got {shown(device)}.")
-    if on_gpu and (chosen.index or 0) >= torch.cuda.device_count():
-        raise EnvironmentFailure(f"device: this machine has {torch.cuda.device_count()} GPU, got {shown(device)}.")
+        raise EnvironmentFailure(f"device: this machine has no usable GPU, got {repr_of(device)}.")
+    if on_gpu and (torch_device.index or 0) >= torch.cuda.device_count():
+        raise EnvironmentFailure(f"device: this machine has {torch.cuda.device_count()} GPU, got {repr_of(device)}.")
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compile_mode == "on" and compiler is None:
         raise EnvironmentFailure("compile: this machine has no C++ compiler, got 'on'.")
-    why = "requested"
+    reason = "requested"
     if compile_mode == "auto":
-        on_a_gpu = "GPU with a compiler" if compiler else "no C++ compiler"
-        why = on_a_gpu if on_gpu else "compiling is slower on a CPU at these sizes"
+        gpu_reason = "GPU with a compiler" if compiler else "no C++ compiler"
+        reason = gpu_reason if on_gpu else "compiling is slower on a CPU at these sizes"
     compiled = compile_mode == "on" or (compile_mode == "auto" and on_gpu and compiler is not None)
-    bf16 = precision == "bf16" or (precision == "auto" and on_gpu and width >= _WIDE)
-    return Execution(chosen, bf16, compiled, why)
+    bf16 = precision == "bf16" or (precision == "auto" and on_gpu and width >= _BF16_WIDTH)
+    return Execution(torch_device, bf16, compiled, reason)
 
 
 def environment(execution: Execution | None = None) -> dict[str, Any]:
@@ -110,20 +112,20 @@ class Setup(Record):
     compiled           whether the training step was compiled
     threads            of the process
     toeplens, torch, processor  versions, and the processor's name
-    stacked            whether several models were trained as one, see `toeplens.training.stack`
+    stacked            whether several models were trained as one, see `toeplens.training.batched`
     """
 
-    LATER = ("stacked",)
+    ADDED_LATER = ("stacked",)
 
-    device: Text
-    gpu: Text | None
-    precision: Text
-    compiled: Truth
-    threads: Count
-    toeplens: Text
-    torch: Text
-    processor: Text
-    stacked: Truth = False
+    device: StrictStr
+    gpu: StrictStr | None
+    precision: StrictStr
+    compiled: StrictBool
+    threads: NonNegativeInt
+    toeplens: StrictStr
+    torch: StrictStr
+    processor: StrictStr
+    stacked: StrictBool = False
 
     def __str__(self) -> str:
         where = self.gpu if self.gpu is not None else f"{self.processor}, {self.threads} thread(s)"
@@ -135,12 +137,12 @@ class Setup(Record):
 class Segment(Record):
     """Steps of a run with one setup: those after ``start``, up to ``end`` (None: not known yet)."""
 
-    start: Count
-    end: Count | None
+    start: NonNegativeInt
+    end: NonNegativeInt | None
     setup: Setup
 
 
-def setup_of(execution: Execution, *, stacked: bool = False) -> Setup:
+def setup_of(execution: Execution, *, batched: bool = False) -> Setup:
     """This process's setup."""
     return Setup(
         device=str(execution.device),
@@ -151,24 +153,24 @@ def setup_of(execution: Execution, *, stacked: bool = False) -> Setup:
         toeplens=__version__,
         torch=str(torch.__version__),  # a str subclass, which a checkpoint cannot store
         processor=processor(),
-        stacked=stacked,
+        stacked=batched,
     )
 
 
-def gone_on(history: Sequence[Segment], step: int, setup: Setup) -> list[Segment]:
+def resume_history(history: Sequence[Segment], step: int, setup: Setup) -> list[Segment]:
     """A history that is resumed from ``step`` with ``setup``; later segments are dropped, as their steps were lost."""
-    kept = [replace(each, end=step if each.end is None else min(each.end, step)) for each in history]
-    kept = [each for each in kept if each.end is not None and each.start < each.end]
-    if kept and kept[-1].setup == setup:
-        return [*kept[:-1], replace(kept[-1], end=None)]
-    return [*kept, Segment(step, None, setup)]
+    spans = [replace(span, end=step if span.end is None else min(span.end, step)) for span in history]
+    spans = [span for span in spans if span.end is not None and span.start < span.end]
+    if spans and spans[-1].setup == setup:
+        return [*spans[:-1], replace(spans[-1], end=None)]
+    return [*spans, Segment(step, None, setup)]
 
 
-def ended(history: Sequence[Segment], step: int) -> list[Segment]:
+def end_history(history: Sequence[Segment], step: int) -> list[Segment]:
     """The history up to ``step``."""
-    return [replace(each, end=step if each.end is None else each.end) for each in history]
+    return [replace(span, end=step if span.end is None else span.end) for span in history]
 
 
-def told(history: Sequence[Segment]) -> str:
+def describe_history(history: Sequence[Segment]) -> str:
     """A readable history: ``steps 0-120 on cpu (...); steps 120-400 on cuda (...)``."""
-    return "; ".join(f"steps {each.start}-{'' if each.end is None else each.end} on {each.setup}" for each in history)
+    return "; ".join(f"steps {span.start}-{'' if span.end is None else span.end} on {span.setup}" for span in history)

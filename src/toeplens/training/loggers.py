@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 import torch
 
-from toeplens.ground import EnvironmentFailure
-from toeplens.ground.errors import first_line
 from toeplens.training.run import Status
 from toeplens.training.spec import RunSpec
+from toeplens.utils import EnvironmentFailure
+from toeplens.utils.errors import first_line
 
 
 @dataclass(frozen=True)
@@ -57,31 +57,31 @@ OpenLogger = Callable[[RunInfo], Logger]  # usually a class
 class Loggers:
     """A run's loggers. A logger that raises is dropped with a warning; the run is not affected."""
 
-    def __init__(self, loggers: Sequence[OpenLogger], run: RunInfo, device: torch.device, logged: int) -> None:
-        """``logged`` is the number of rows that earlier sessions have logged."""
-        self.run, self.logged = run, logged
+    def __init__(self, loggers: Sequence[OpenLogger], run: RunInfo, device: torch.device, num_logged: int) -> None:
+        """``num_logged`` is the number of rows that earlier sessions have logged."""
+        self.run, self.num_logged = run, num_logged
         self.devices = [device] if device.type == "cuda" else []
-        self.open: list[Logger] = [opened for each in loggers for opened in self._call(each, each, run)]
+        self.open_loggers: list[Logger] = [logger for opener in loggers for logger in self._call(opener, opener, run)]
 
     def log(self, rows: Sequence[Mapping[str, Any]]) -> bool:
         """Log the new ones of the run's rows; returns whether there were any."""
-        new, self.logged = rows[self.logged :], len(rows)
+        new, self.num_logged = rows[self.num_logged :], len(rows)
         for row in new:
             finite = {name: value for name, value in row.items() if value is not None}
-            self.open = [each for each in self.open if self._call(each, each.log, dict(finite))]
+            self.open_loggers = [logger for logger in self.open_loggers if self._call(logger, logger.log, dict(finite))]
         return bool(new)
 
     def close(self, status: Status) -> None:
         """Close the loggers that are open."""
-        for each in self.open:
-            self._call(each, each.close, status)
-        self.open = []
+        for logger in self.open_loggers:
+            self._call(logger, logger.close, status)
+        self.open_loggers = []
 
-    def _call(self, logger: Any, call: Callable[..., Any], *given: Any) -> list[Any]:
+    def _call(self, logger: Any, call: Callable[..., Any], *arguments: Any) -> list[Any]:
         """The result of ``call`` in a list, or an empty list if it raises. Torch's random states are restored."""
         try:
             with torch.random.fork_rng(devices=self.devices):
-                return [call(*given)]
+                return [call(*arguments)]
         except (Exception, SystemExit) as error:
             kind = getattr(logger, "func", logger)
             _warn(getattr(kind, "__name__", type(kind).__name__), first_line(error).replace(self.run.name, "the run"))
@@ -94,7 +94,7 @@ def _warn(name: str, reason: str) -> None:
     logging.getLogger(__name__).warning("Logger %s is disabled: %s. Training continues.", name, reason)
 
 
-def _grouped(row: Mapping[str, float]) -> dict[str, float]:
+def _prefix_groups(row: Mapping[str, float]) -> dict[str, float]:
     """Metrics with the group prefixes of trackers: ``train/loss`` for ``train_loss``."""
     return {re.sub("^(train|test|fit)_", r"\1/", name): value for name, value in row.items() if name != "step"}
 
@@ -116,7 +116,7 @@ class TensorBoard:
             self.writer.add_text("spec", f"```json\n{json.dumps(run.spec.content, indent=2)}\n```")
 
     def log(self, row: Mapping[str, float]) -> None:
-        for name, value in _grouped(row).items():
+        for name, value in _prefix_groups(row).items():
             self.writer.add_scalar(name, value, int(row["step"]))
         self.writer.flush()
 
@@ -147,7 +147,7 @@ class WandB:
         )
 
     def log(self, row: Mapping[str, float]) -> None:
-        self.run.log(_grouped(row), step=int(row["step"]))
+        self.run.log(_prefix_groups(row), step=int(row["step"]))
 
     def close(self, status: Status) -> None:
         self.run.summary["status"] = status
@@ -167,24 +167,24 @@ class MLflow:
         import mlflow  # type: ignore[import-not-found]
 
         self.metric, self.client, experiment = mlflow.entities.Metric, mlflow.MlflowClient(), mlflow_experiment(group)
-        found = self.client.search_runs([experiment], filter_string=f"tags.`toeplens.run` = '{run.name}'")
-        if found:
-            self.id = found[0].info.run_id
+        runs = self.client.search_runs([experiment], filter_string=f"tags.`toeplens.run` = '{run.name}'")
+        if runs:
+            self.id = runs[0].info.run_id
             self.client.update_run(self.id, status="RUNNING")
             return
         tags = {"toeplens.run": run.name}
         self.id = self.client.create_run(experiment, run_name=label or run.title, tags=tags).info.run_id
-        for name, value in _flat(run.spec.content):
+        for name, value in _flatten(run.spec.content):
             self.client.log_param(self.id, name, str(value)[:500])  # the limit of all servers
 
     def log(self, row: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
-        metrics = [self.metric(name, value, now, int(row["step"])) for name, value in _grouped(row).items()]
+        metrics = [self.metric(name, value, now, int(row["step"])) for name, value in _prefix_groups(row).items()]
         self.client.log_batch(self.id, metrics=metrics)
 
     def close(self, status: Status) -> None:
-        ends = {"complete": "FINISHED", "diverged": "FAILED", "stopped": "KILLED"}
-        self.client.set_terminated(self.id, status=ends[status])
+        statuses = {"complete": "FINISHED", "diverged": "FAILED", "stopped": "KILLED"}
+        self.client.set_terminated(self.id, status=statuses[status])
 
 
 def mlflow_experiment(group: str | None) -> str:
@@ -193,21 +193,21 @@ def mlflow_experiment(group: str | None) -> str:
 
     client = mlflow.MlflowClient()
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or ("toeplens" if group is None else f"toeplens/{group}")
-    found = client.get_experiment_by_name(name)
-    return client.create_experiment(name) if found is None else found.experiment_id
+    experiment = client.get_experiment_by_name(name)
+    return client.create_experiment(name) if experiment is None else experiment.experiment_id
 
 
-def _flat(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Nested fields by dotted names, ``model.d_model``."""
     for name, value in content.items():
-        yield from _flat(value, f"{above}{name}.") if isinstance(value, dict) else [(f"{above}{name}", value)]
+        yield from _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
 
 
-# openers of `toeplens.ground.execution.LOGGERS`; a logger's name is that of its package and extra
+# openers of `toeplens.utils.execution.LOGGERS`; a logger's name is that of its package and extra
 OPENERS: dict[str, Callable[..., Logger]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
 
 
-def loggers_named(names: Sequence[str], label: str | None = None, group: str | None = None) -> list[OpenLogger]:
+def build_loggers(names: Sequence[str], label: str | None = None, group: str | None = None) -> list[OpenLogger]:
     """Loggers for a run called ``label`` in the study ``group``."""
     return [partial(OPENERS[name], label=label, group=group) for name in names]
 
@@ -219,7 +219,7 @@ def must_be_installed(names: Sequence[str]) -> None:
             raise EnvironmentFailure(f"follow: {name} is not installed. Run: pip install 'toeplens[{name}]'.")
 
 
-def prepare(names: Sequence[str], group: str | None) -> None:
+def prepare_loggers(names: Sequence[str], group: str | None) -> None:
     """Create MLflow's database and experiment in advance, because it does not support concurrent creation."""
     if "mlflow" in names:
         try:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from toeplens import tasks
-from toeplens.ground import InputError, choose
 from toeplens.model import Protocol
+from toeplens.utils import InputError, choose
 
 PresetName = Literal["smoke", "laptop", "desk", "paper"]
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
@@ -43,18 +43,18 @@ def _decoder(vocab_size: int, d_model: int, num_layers: int, num_heads: int, len
 
 def _tasks(length: int, between: int, side: int, triggers: int, *, distance: Any, count: Any) -> dict[str, TaskSize]:
     """Both tasks at one length; ``distance`` and ``count``: train examples, test examples, epochs."""
-    counted = {"length": length, "num_triggers": triggers}
-    spread = {"length": length, "max_between": between, "max_side": side}
-    return {DISTANCE: TaskSize({"length": length}, spread, *distance), COUNT: TaskSize(counted, counted, *count)}
+    shared = {"length": length, "num_triggers": triggers}
+    released = {"length": length, "max_between": between, "max_side": side}
+    return {DISTANCE: TaskSize({"length": length}, released, *distance), COUNT: TaskSize(shared, shared, *count)}
 
 
 def task_sizes(sizes: dict[str, TaskSize], length: int) -> dict[str, TaskSize]:
     """The same tasks at another length, with trigger distances that grow with it."""
-    spread = sizes[DISTANCE].released
-    between = length - sizes[DISTANCE].paper["length"] + spread["max_between"]
+    released = sizes[DISTANCE].released
+    between = length - sizes[DISTANCE].paper["length"] + released["max_between"]
     return {
         DISTANCE: replace(
-            sizes[DISTANCE], paper={"length": length}, released={**spread, "length": length, "max_between": between}
+            sizes[DISTANCE], paper={"length": length}, released={**released, "length": length, "max_between": between}
         ),
         COUNT: replace(
             sizes[COUNT],
@@ -64,19 +64,19 @@ def task_sizes(sizes: dict[str, TaskSize], length: int) -> dict[str, TaskSize]:
     }
 
 
-_QUICK = {"lr": 3e-3, "betas": (0.9, 0.98), "batch_size": 128}
+_FAST_OPTIMISER = {"lr": 3e-3, "betas": (0.9, 0.98), "batch_size": 128}
 _SMOKE = Preset(
     name="smoke",
     about="runs everything once at toy size, in about a minute on 2 cores; its verdicts are not meaningful",
     model=_decoder(32, 32, num_layers=2, num_heads=4, length=12),
-    optimiser=_QUICK,
+    optimiser=_FAST_OPTIMISER,
     tasks=_tasks(12, 5, 3, 8, distance=(2048, 512, 3), count=(2048, 512, 2)),
 )
 _LAPTOP = Preset(
     name="laptop",
     about="small models and short sequences that still show the differences, in under 10 minutes on 2 cores",
     model=_decoder(64, 64, num_layers=3, num_heads=4, length=24),
-    optimiser=_QUICK,
+    optimiser=_FAST_OPTIMISER,
     tasks=_tasks(24, 14, 4, 10, distance=(12288, 2048, 5), count=(8192, 2048, 4)),
 )
 _DESK = Preset(

@@ -16,25 +16,26 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from toeplens.ground import InputError, read_json, read_rows, shown, write_bytes, write_json, write_text
-from toeplens.ground.errors import first_line
-from toeplens.ground.files import make_directory
-from toeplens.ground.outputs import locked, names_in
-from toeplens.ground.records import AtLeast1, Count, Number, Positive, Record, Share
 from toeplens.model import Decoder
 from toeplens.training.environment import Segment
 from toeplens.training.spec import RunSpec, run_spec
+from toeplens.utils import InputError, read_json, read_rows, repr_of, write_bytes, write_json, write_text
+from toeplens.utils.errors import first_line
+from toeplens.utils.files import make_directory
+from toeplens.utils.outputs import lock_directory, names_in
+from toeplens.utils.records import FiniteFloat, NonNegative, NonNegativeInt, PositiveInt, Record, Share
+from toeplens.utils.renamed import renamed
 
 SPEC, METRICS, WEIGHTS, CHECKPOINT = "spec.json", "metrics.jsonl", "model.safetensors", "checkpoint.pt"
 RESULT, ENVIRONMENT, PROGRESS = "result.json", "environment.json", "progress.json"
-WATCHED = "watched.jsonl"
-_FORMAT, _ADDED = 1, {"history", "watched", "fit_sums"}  # of checkpoints, and what those of early versions lack
+PROBES = "watched.jsonl"
+_FORMAT, _ADDED_KEYS = 1, {"history", "watched", "fit_sums"}  # of checkpoints, and what those of early versions lack
 
 Status = Literal["complete", "diverged", "stopped"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures(Record):
+class RunMetrics(Record):
     """A run's final metrics: losses in nats, accuracies in 0..1; None if it diverged or no example counts.
 
     train  mean over the steps since the last evaluation, each before its update and with dropout
@@ -42,28 +43,28 @@ class Figures(Record):
            missing in files of earlier versions
     """
 
-    LATER: ClassVar = ("fit_loss", "fit_accuracy")
+    ADDED_LATER: ClassVar = ("fit_loss", "fit_accuracy")
 
-    train_loss: Number | None
+    train_loss: FiniteFloat | None
     train_accuracy: Share | None
-    test_loss: Number | None
+    test_loss: FiniteFloat | None
     test_accuracy: Share | None
-    fit_loss: Number | None = None
+    fit_loss: FiniteFloat | None = None
     fit_accuracy: Share | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Epoch(Figures):
+class MetricsRow(RunMetrics):
     """A row of metrics.jsonl: epochs and steps done, current learning rate, seconds since the beginning."""
 
-    epoch: Positive
-    step: AtLeast1
-    lr: Positive
-    seconds: Positive
+    epoch: NonNegative
+    step: PositiveInt
+    lr: NonNegative
+    seconds: NonNegative
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result(Figures):
+class RunResult(RunMetrics):
     """The content of result.json.
 
     plateau  the step at which the model stopped improving, by the spec's rule; None if it was still improving at the
@@ -71,25 +72,26 @@ class Result(Figures):
     chance, guess  of the spec, if they depend on external text; missing otherwise
     """
 
-    LATER: ClassVar = (*Figures.LATER, "plateau", "chance", "guess")
+    ADDED_LATER: ClassVar = (*RunMetrics.ADDED_LATER, "plateau", "chance", "guess")
 
     status: Literal["complete", "diverged"]
-    steps: Count
-    seconds: Positive
-    tokens_per_second: Positive
-    plateau: AtLeast1 | None = None
+    steps: NonNegativeInt
+    seconds: NonNegative
+    tokens_per_second: NonNegative
+    plateau: PositiveInt | None = None
     chance: Share | None = None
     guess: Share | None = None
 
 
 @dataclass(frozen=True)
-class Moment(Record):
-    """A row of watched.jsonl; the other fields are the watcher's."""
+class ProbeRow(Record):
+    """A row of watched.jsonl; the other fields are the probe's."""
 
-    step: Count
-    seconds: Positive
+    step: NonNegativeInt
+    seconds: NonNegative
 
 
+@renamed
 @dataclass(frozen=True)
 class Run:
     """A run on disk.
@@ -113,8 +115,8 @@ class Run:
         if not directory.is_dir():
             raise InputError(f"run: directory {directory} does not exist.")
         if not (directory / SPEC).is_file():
-            what = "empty" if not any(directory.iterdir()) else "not a run directory"
-            raise InputError(f"run: {directory} is {what} (no {SPEC}). Choose a directory written by 'toeplens train'.")
+            kind = "empty" if not any(directory.iterdir()) else "not a run directory"
+            raise InputError(f"run: {directory} is {kind} (no {SPEC}). Choose a directory written by 'toeplens train'.")
         content = read_json(directory / SPEC)
         if not isinstance(content, dict):
             raise InputError(f"run: {directory / SPEC} is damaged: it is not a spec.")
@@ -127,22 +129,22 @@ class Run:
         try:
             if (directory / RESULT).exists():
                 result = read_json(directory / RESULT)
-                Result.from_dict(result, directory / RESULT)
+                RunResult.from_dict(result, directory / RESULT)
             metrics = read_rows(directory / METRICS)
-            Epoch.from_list(metrics, directory / METRICS)
+            MetricsRow.from_list(metrics, directory / METRICS)
             if result and (not metrics or metrics[-1]["step"] != result["steps"]):
                 raise InputError(f"{directory / METRICS} is damaged: evaluations are missing.")
         except InputError as error:
-            there = " and ".join(str(directory / name) for name in (RESULT, METRICS) if (directory / name).exists())
-            again = f"delete {there} and train with the same spec and directory to make them again"
-            raise InputError(f"{str(error).rstrip('.')}; {again}.") from None
+            existing = " and ".join(str(directory / name) for name in (RESULT, METRICS) if (directory / name).exists())
+            hint = f"delete {existing} and train with the same spec and directory to make them again"
+            raise InputError(f"{str(error).rstrip('.')}; {hint}.") from None
         return cls(directory, spec, result.get("status", "stopped"), metrics, result)
 
     @property
-    def watched(self) -> list[dict[str, Any]]:
-        """Results of the `toeplens.training.Watcher` during training, one row per probe; empty if there was none."""
-        rows = read_rows(self.directory / WATCHED)
-        Moment.from_list(rows, self.directory / WATCHED)
+    def probe_rows(self) -> list[dict[str, Any]]:
+        """Rows of the `toeplens.training.TrainingProbe`, one for each step that it probed; empty without a probe."""
+        rows = read_rows(self.directory / PROBES)
+        ProbeRow.from_list(rows, self.directory / PROBES)
         return rows
 
     @property
@@ -161,7 +163,7 @@ class Run:
         content = read_json(path) if path.exists() else {"step": 0}
         step = content.get("step") if isinstance(content, dict) else None
         if type(step) is not int or not 0 <= step <= self.spec.total_steps:
-            raise InputError(f"{path} is damaged: step must be from 0 to {self.spec.total_steps}, got {shown(step)}.")
+            raise InputError(f"{path} is damaged: step must be from 0 to {self.spec.total_steps}, got {repr_of(step)}.")
         return step
 
     def must_be_complete(self) -> None:
@@ -177,19 +179,19 @@ class Run:
         with torch.random.fork_rng(devices=[]):
             model = Decoder(self.spec.model)
         path = self.directory / WEIGHTS
-        again = f"delete {self.directory / RESULT} and train with the same spec and directory to make them again"
+        hint = f"delete {self.directory / RESULT} and train with the same spec and directory to make them again"
         try:
             saved = safetensors.torch.load_file(path)
         except FileNotFoundError:  # which safetensors also raises for a file that may not be read
-            what = "cannot be read: permission denied" if path.exists() else "is missing"
-            raise InputError(f"run: {path} {what}; {again}.") from None
+            problem = "cannot be read: permission denied" if path.exists() else "is missing"
+            raise InputError(f"run: {path} {problem}; {hint}.") from None
         except (OSError, safetensors.SafetensorError) as error:
-            raise InputError(f"run: {path} is damaged ({first_line(error)}); {again}.") from None
+            raise InputError(f"run: {path} is damaged ({first_line(error)}); {hint}.") from None
         if not load_weights(model, saved):
-            raise InputError(f"run: {path} does not contain the weights of this spec; {again}.")
+            raise InputError(f"run: {path} does not contain the weights of this spec; {hint}.")
         for name, tensor in saved.items():
             if not torch.isfinite(tensor).all():
-                raise InputError(f"run: {path} is damaged: {name} is not finite; {again}.")
+                raise InputError(f"run: {path} is damaged: {name} is not finite; {hint}.")
         return model.eval()
 
 
@@ -199,24 +201,24 @@ def initial_model(spec: RunSpec) -> Decoder:
     return Decoder(spec.model)
 
 
-def own_state(model: nn.Module) -> dict[str, Tensor]:
+def unique_state(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and persistent buffers by name, without duplicates of shared tensors."""
-    seen: set[int] = set()
+    pointers: set[int] = set()
     unique = {}
     for name, tensor in model.state_dict().items():
-        if tensor.data_ptr() not in seen or tensor.numel() == 0:
-            seen.add(tensor.data_ptr())
+        if tensor.data_ptr() not in pointers or tensor.numel() == 0:
+            pointers.add(tensor.data_ptr())
             unique[name] = tensor
     return unique
 
 
 @torch.no_grad()
 def load_weights(model: nn.Module, saved: dict[str, Tensor]) -> bool:
-    """Load the result of `own_state` into a model; False, without a change, if names or shapes do not match."""
-    own = own_state(model)
-    if saved.keys() != own.keys() or any(saved[name].shape != own[name].shape for name in own):
+    """Load the result of `unique_state` into a model; False, without a change, if names or shapes do not match."""
+    state = unique_state(model)
+    if saved.keys() != state.keys() or any(saved[name].shape != state[name].shape for name in state):
         return False
-    for name, tensor in own.items():
+    for name, tensor in state.items():
         tensor.copy_(saved[name])
     return True
 
@@ -227,27 +229,27 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 @contextmanager
-def entered(directory: Path, spec: RunSpec, until: Callable[[], bool] | None = None) -> Iterator[None]:
+def open_run_directory(directory: Path, spec: RunSpec, until: Callable[[], bool] | None = None) -> Iterator[None]:
     """Create or open ``directory`` as the run's and lock it; raises if it holds something else or is locked.
 
-    ``until``: see `toeplens.ground.outputs.locked`.
+    ``until``: see `toeplens.utils.outputs.lock_directory`.
     """
     make_directory(directory)
-    _is_the_runs(directory, spec)  # no lock file in other directories
-    with locked(directory, "run", until=until):
-        if not _is_the_runs(directory, spec):
+    _holds_run(directory, spec)  # no lock file in other directories
+    with lock_directory(directory, "run", until=until):
+        if not _holds_run(directory, spec):
             write_json(directory / SPEC, spec.content, record=False)
         yield
 
 
-def _is_the_runs(directory: Path, spec: RunSpec) -> bool:
+def _holds_run(directory: Path, spec: RunSpec) -> bool:
     """Whether the directory holds this run; False if it is empty, an error if it holds anything else."""
     if (directory / SPEC).exists():
         try:
-            had = read_json(directory / SPEC)
+            content = read_json(directory / SPEC)
         except InputError as error:
             raise InputError(f"{str(error).rstrip('.')}; delete {directory} to start this run over.") from None
-        if had != spec.content:
+        if content != spec.content:
             raise InputError(f"run: {directory} contains another run. Choose another directory.")
         return True
     if names_in(directory):
@@ -259,24 +261,24 @@ def _is_the_runs(directory: Path, spec: RunSpec) -> bool:
 
 def save_weights(directory: Path, model: nn.Module) -> None:
     """Write the weights as safetensors, atomically."""
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in own_state(model).items()}
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in unique_state(model).items()}
     write_bytes(directory / WEIGHTS, safetensors.torch.save(state))
 
 
 def save_checkpoint(directory: Path, state: dict[str, Any]) -> None:
     """Write a checkpoint, atomically."""
     content = io.BytesIO()
-    torch.save(_own({"format": _FORMAT, **state}), content)
+    torch.save(_clone_views({"format": _FORMAT, **state}), content)
     write_bytes(directory / CHECKPOINT, content.getvalue())
 
 
-def _own(x: Any) -> Any:
+def _clone_views(x: Any) -> Any:
     """Clone views, because torch would save their whole storage."""
     if isinstance(x, Tensor):
         return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
     if isinstance(x, dict):
-        return {key: _own(value) for key, value in x.items()}
-    return [_own(each) for each in x] if isinstance(x, list) else x
+        return {key: _clone_views(value) for key, value in x.items()}
+    return [_clone_views(item) for item in x] if isinstance(x, list) else x
 
 
 def load_checkpoint(directory: Path, spec: RunSpec) -> dict[str, Any] | None:
@@ -293,7 +295,7 @@ def load_checkpoint(directory: Path, spec: RunSpec) -> dict[str, Any] | None:
     except Exception as error:  # torch raises many types for a damaged archive
         reason = first_line(error)
         raise InputError(f"checkpoint: {path} is damaged ({reason[:120]}). Delete it to start this run over.") from None
-    if not isinstance(state, dict) or state.get("format") != _FORMAT or not state.keys() >= _ADDED:
+    if not isinstance(state, dict) or state.get("format") != _FORMAT or not state.keys() >= _ADDED_KEYS:
         raise InputError(f"checkpoint: {path} was written by another version. Delete it to start this run over.")
     if state.get("run") != spec.name:
         raise InputError(f"checkpoint: {path} belongs to another run. Delete it to start this run over.")

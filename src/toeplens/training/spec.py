@@ -12,16 +12,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from toeplens import tasks
-from toeplens.ground import InputError, invalid, plain, sentence
-from toeplens.ground.files import refuse_truths
-from toeplens.ground.machine import must_fit
 from toeplens.model import DecoderConfig
+from toeplens.utils import InputError, invalid, to_json_types, validation_message
+from toeplens.utils.files import refuse_booleans
+from toeplens.utils.machine import check_memory
 
 Precision = Literal["auto", "float32", "bf16"]
 Schedule = Literal["cosine", "constant"]
-_SEEDS = 2**64 - 1  # torch's limit
-_SIZES = 10**9
-_LATER = ("schedule", "average", "evaluations", "plateau")
+_MAX_SEED = 2**64 - 1  # torch's limit
+_MAX_SIZE = 10**9
+_ADDED_FIELDS = ("schedule", "average", "evaluations", "plateau")
 
 
 class Plateau(BaseModel):
@@ -45,7 +45,7 @@ class Plateau(BaseModel):
     skill: Annotated[float, Field(ge=0, le=1)] = 0.1
     beyond: Annotated[float, Field(ge=1)] = 1.0
 
-    def reached(self, rows: Sequence[Mapping[str, Any]], guess: float, evaluations: int) -> int | None:
+    def find_step(self, rows: Sequence[Mapping[str, Any]], guess: float, evaluations: int) -> int | None:
         """The step of the plateau; None if there is none yet.
 
         Arguments
@@ -56,17 +56,17 @@ class Plateau(BaseModel):
         losses = [row["test_loss"] for row in rows]
         if None in losses:
             return None
-        least = list(accumulate(losses, min))
+        running_min = list(accumulate(losses, min))
         for count in range(self.patience + 1, len(rows) + 1):
-            now, row = count - self.patience, rows[count - 1]
-            able = row["test_accuracy"] - guess >= self.skill * (1 - guess)
-            if least[now - 1] - min(losses[now:count]) < self.gain and (able or count == evaluations):
+            start, row = count - self.patience, rows[count - 1]
+            is_able = row["test_accuracy"] - guess >= self.skill * (1 - guess)
+            if running_min[start - 1] - min(losses[start:count]) < self.gain and (is_able or count == evaluations):
                 return int(row["step"])
         return None
 
-    def ends(self, rows: Sequence[Mapping[str, Any]], guess: float, evaluations: int) -> bool:
+    def should_end(self, rows: Sequence[Mapping[str, Any]], guess: float, evaluations: int) -> bool:
         """Whether training ends after these rows: ``beyond`` times the plateau's steps are done."""
-        step = self.reached(rows, guess, evaluations)
+        step = self.find_step(rows, guess, evaluations)
         return step is not None and rows[-1]["step"] >= self.beyond * step
 
 
@@ -113,59 +113,60 @@ class RunSpec(BaseModel):
     task: str = "trigger-distance"
     task_options: dict[str, Any] = {}
     model: DecoderConfig
-    train_examples: int = Field(70_000, ge=1, le=_SIZES)
-    test_examples: int = Field(30_000, ge=1, le=_SIZES)
-    epochs: int = Field(100, ge=1, le=_SIZES)
-    batch_size: int = Field(512, ge=1, le=_SIZES)
+    train_examples: int = Field(70_000, ge=1, le=_MAX_SIZE)
+    test_examples: int = Field(30_000, ge=1, le=_MAX_SIZE)
+    epochs: int = Field(100, ge=1, le=_MAX_SIZE)
+    batch_size: int = Field(512, ge=1, le=_MAX_SIZE)
     lr: float = Field(1e-4, gt=0)
     betas: tuple[float, float] = (0.98, 0.9)
     weight_decay: float = Field(1e-5, ge=0)
     warmup: float = Field(0.06, ge=0, lt=1)
-    ignore_label: int | None = Field(None, ge=-_SIZES, le=_SIZES)
-    seed: int = Field(42, ge=0, le=_SEEDS)
-    data_seed: int = Field(42, ge=0, le=_SEEDS)
+    ignore_label: int | None = Field(None, ge=-_MAX_SIZE, le=_MAX_SIZE)
+    seed: int = Field(42, ge=0, le=_MAX_SEED)
+    data_seed: int = Field(42, ge=0, le=_MAX_SEED)
     precision: Precision = "auto"
     schedule: Schedule = "cosine"
     average: float | None = Field(None, gt=0, lt=1)
-    evaluations: int = Field(1, ge=1, le=_SIZES)
+    evaluations: int = Field(1, ge=1, le=_MAX_SIZE)
     plateau: Plateau | None = None
 
     @field_validator("task_options", mode="after")
     @classmethod
     def _options_are_json(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return plain(value, "task_options")
+        return to_json_types(value, "task_options")
 
     @model_validator(mode="before")
     @classmethod
-    def _numbers_are_numbers(cls, given: Any) -> Any:
-        refuse_truths(given, cls.model_fields)
-        return given
+    def _reject_booleans(cls, values: Any) -> Any:
+        refuse_booleans(values, cls.model_fields)
+        return values
 
     @model_validator(mode="after")
     def _task_fits_model(self) -> RunSpec:
         task, model = self.build_task(), self.model
-        if task.each != (model.readout == "each"):
-            raise invalid("model.readout", f"{'be' if task.each else 'not be'} 'each' for this task", model.readout)
-        if task.each and not model.causal:
+        if task.per_token != (model.readout == "each"):
+            must = f"{'be' if task.per_token else 'not be'} 'each' for this task"
+            raise invalid("model.readout", must, model.readout)
+        if task.per_token and not model.causal:
             raise ValueError("model.causal must be true for next-token labels, got false.")
-        for name, least, why in (
+        for name, minimum, reason in (
             ("max_len", task.length, "the tokens of the task's sequences"),
             ("vocab_size", task.vocab_size, "the token ids of the task"),
             ("num_classes", task.labels[-1] + 1, f"as labels go up to {task.labels[-1]}"),
         ):
-            if getattr(model, name) < least:
-                raise invalid(f"model.{name}", f"be at least {least}, {why}", getattr(model, name))
+            if getattr(model, name) < minimum:
+                raise invalid(f"model.{name}", f"be at least {minimum}, {reason}", getattr(model, name))
         if list(task.labels[:2]) == [self.ignore_label]:
             raise InputError(f"ignore_label must not be {self.ignore_label}, the task's only label.")
-        must_fit("model and examples: they need", self.memory_at_least)
+        check_memory("model and examples: they need", self.min_memory)
         if self.evaluations > self.steps_per_epoch:
             raise invalid("evaluations", f"be at most {self.steps_per_epoch}, the steps of an epoch", self.evaluations)
-        if self.plateau is not None and (patience := self.plateau.patience) >= (most := self.total_evaluations):
-            raise invalid("plateau.patience", f"be less than {most}, the evaluations of the run", patience)
+        if self.plateau is not None and (patience := self.plateau.patience) >= (limit := self.total_evaluations):
+            raise invalid("plateau.patience", f"be less than {limit}, the evaluations of the run", patience)
         if not all(0 <= beta < 1 for beta in self.betas):
             raise invalid("betas", "be at least 0 and under 1", self.betas)
-        if pinned := task.pinned():  # the text's identity is part of the run's
-            object.__setattr__(self, "task_options", plain({**self.task_options, **pinned}))
+        if pinned := task.pinned_options():  # the text's identity is part of the run's
+            object.__setattr__(self, "task_options", to_json_types({**self.task_options, **pinned}))
         return self
 
     def build_task(self) -> tasks.Task:
@@ -183,12 +184,12 @@ class RunSpec(BaseModel):
         return max(self.build_task().length_chance(self.ignore_label), self.chance)
 
     @property
-    def memory_at_least(self) -> int:
+    def min_memory(self) -> int:
         """Minimum memory of training in bytes: examples, weights, gradients and AdamW's two moments."""
         examples = self.train_examples + self.test_examples
         copies, task = 16 if self.average is None else 20, self.build_task()
-        labels = task.length if task.each else 1
-        return 8 * examples * (task.length + labels) + copies * self.model.weights_at_least
+        labels = task.length if task.per_token else 1
+        return 8 * examples * (task.length + labels) + copies * self.model.min_parameters
 
     @property
     def tokens(self) -> int:
@@ -219,13 +220,13 @@ class RunSpec(BaseModel):
     def total_evaluations(self) -> int:
         return self.epochs * self.evaluations
 
-    def is_over(self, rows: Sequence[Mapping[str, Any]]) -> bool:
+    def is_finished(self, rows: Sequence[Mapping[str, Any]]) -> bool:
         """Whether training ends after these evaluations: all epochs are done, or the plateau rule applies."""
         if len(rows) == self.total_evaluations:
             return True
-        return self.plateau is not None and self.plateau.ends(rows, self.guess, self.total_evaluations)
+        return self.plateau is not None and self.plateau.should_end(rows, self.guess, self.total_evaluations)
 
-    def evaluations_by(self, step: int) -> int:
+    def evaluations_due(self, step: int) -> int:
         """Number of evaluations due after so many steps."""
         epochs, steps = divmod(step, self.steps_per_epoch)
         return epochs * self.evaluations + steps * self.evaluations // self.steps_per_epoch
@@ -234,7 +235,7 @@ class RunSpec(BaseModel):
     def content(self) -> dict[str, Any]:
         """All fields, for JSON, without fields added in later versions that have their default."""
         content = self.model_dump(mode="json")
-        unused = {name for name in _LATER if content[name] == type(self).model_fields[name].default}
+        unused = {name for name in _ADDED_FIELDS if content[name] == type(self).model_fields[name].default}
         return {name: value for name, value in content.items() if name not in unused}
 
     @property
@@ -249,4 +250,4 @@ def run_spec(**fields: Any) -> RunSpec:
     try:
         return RunSpec(**fields)
     except ValidationError as error:
-        raise InputError(sentence(error, RunSpec)) from None
+        raise InputError(validation_message(error, RunSpec)) from None

@@ -11,12 +11,12 @@ import torch
 
 from toeplens.model import Decoder, decoder_config
 from toeplens.tasks import Split
-from toeplens.tasks.corpus import Corpus, Part
+from toeplens.tasks.corpus import Corpus, CorpusSplit
 from toeplens.tasks.language import LanguageTask
 from toeplens.tasks.synthetic import MarkovLanguage
 
 LENGTH = 32
-UNEVEN = 12  # training length of the language of unequal documents
+UNEVEN_LENGTH = 12  # training length of the language of unequal documents
 # tokens of its documents, and bytes of each document's tokens
 SIZES: dict[Split, tuple[int, ...]] = {
     "train": (500, 300, 400, 200),
@@ -32,13 +32,13 @@ def task() -> LanguageTask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Uneven(LanguageTask):
+class UnevenTask(LanguageTask):
     """Documents of unequal length, of which a token is two, three or five bytes."""
 
     name = "uneven"
-    length: int = UNEVEN
+    length: int = UNEVEN_LENGTH
 
-    def sizes(self) -> tuple[int, range]:
+    def vocab_and_labels(self) -> tuple[int, range]:
         return 40, range(40)
 
     def corpus(self) -> Corpus:
@@ -49,27 +49,27 @@ class Uneven(LanguageTask):
 def _uneven(vocab_size: int) -> Corpus:
     rng = np.random.default_rng(0)
 
-    def part(split: Split) -> Part:
+    def part(split: Split) -> CorpusSplit:
         sizes = np.array(SIZES[split])
         tokens = [np.append(rng.integers(1, vocab_size, size), 0) for size in sizes]
-        return Part(np.concatenate(tokens), np.append(0, np.cumsum(sizes + 1)), sizes * np.array(BYTES[split]))
+        return CorpusSplit(np.concatenate(tokens), np.append(0, np.cumsum(sizes + 1)), sizes * np.array(BYTES[split]))
 
-    parts: dict[Split, Part] = {split: part(split) for split in SIZES}
+    parts: dict[Split, CorpusSplit] = {split: part(split) for split in SIZES}
     counts = np.bincount(parts["train"].tokens, minlength=vocab_size)
     return Corpus("0" * 64, vocab_size, 0, False, {}, parts, counts)
 
 
 @pytest.fixture(scope="session")
 def uneven() -> LanguageTask:
-    return Uneven()
+    return UnevenTask()
 
 
 def losses_of(model: Decoder, tokens: np.ndarray) -> np.ndarray:
     """Nats of each token of texts [K, n + 1] but the first."""
-    given = torch.from_numpy(tokens)
+    ids = torch.from_numpy(tokens)
     with torch.no_grad():
-        chances = model(given[:, :-1]).double().log_softmax(-1)
-    return -chances.gather(-1, given[:, 1:, None]).squeeze(-1).numpy()
+        chances = model(ids[:, :-1]).double().log_softmax(-1)
+    return -chances.gather(-1, ids[:, 1:, None]).squeeze(-1).numpy()
 
 
 def model_of(task: LanguageTask, encoding: str = "rope", **changes: object) -> Decoder:

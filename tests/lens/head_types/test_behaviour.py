@@ -19,18 +19,24 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from toeplens import encodings
+from toeplens.backends import DecoderSource
 from toeplens.encodings import PositionalEncoding, Rotary
-from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace, toeplitz_profile
 from toeplens.lens.frequency import frequency_use
 from toeplens.lens.head_types import two_way
-from toeplens.lens.head_types.behaviour import Behaviour, PermutationScores, _scores, behaviour, permutation_scores
-from toeplens.lens.kit import movable
-from toeplens.lens.kit.movable import Given, KeySplit, MovableKeys, movable_from
+from toeplens.lens.head_types.behaviour import (
+    Behaviour,
+    PermutationScores,
+    _agreement_scores,
+    behaviour,
+    permutation_scores,
+)
+from toeplens.lens.kit import separable_keys
 from toeplens.lens.kit.position import position_parts
-from toeplens.lens.kit.trace import Counted
+from toeplens.lens.kit.separable_keys import AttentionOptions, KeySplit, SeparableKeys, iter_layer_keys
+from toeplens.lens.kit.trace import CountedQueries
 from toeplens.model import Decoder
-from toeplens.sources import DecoderSource
+from toeplens.utils import InputError
 
 SIZES = {"vocab_size": 20, "d_model": 24, "d_ff": 16, "num_layers": 2, "num_heads": 3, "max_len": 16}
 LENGTHS = torch.tensor([8, 5, 1, 7])
@@ -38,7 +44,7 @@ LENGTHS = torch.tensor([8, 5, 1, 7])
 
 def shares_of(tables: list[list[np.ndarray]]) -> np.ndarray:
     """Positional, symbolic, interaction and mean variance of the tables M[j, m] of each head's queries: [4, H]."""
-    made = []
+    rows = []
     for head in tables:
         sums, total = np.zeros(3), 0.0
         for table in head:
@@ -48,11 +54,11 @@ def shares_of(tables: list[list[np.ndarray]]) -> np.ndarray:
             sums += [np.mean(x**2) for x in (position, content, rest)]
             total += np.mean((table - mean) ** 2)
         assert abs(sums.sum() - total) <= 1e-9 * total
-        made.append([*(sums / total), total / len(head)])
-    return np.array(made).T
+        rows.append([*(sums / total), total / len(head)])
+    return np.array(rows).T
 
 
-def seen_by(case: dict[str, Any], sequence: int, query: int) -> range:
+def visible_keys(case: dict[str, Any], sequence: int, query: int) -> range:
     """The keys that a query sees."""
     length, end = case["q"].shape[2], int(case["lengths"][sequence])
     window, chunk = case["window"] or length, case.get("chunk") or length
@@ -61,33 +67,33 @@ def seen_by(case: dict[str, Any], sequence: int, query: int) -> range:
     return range(keys[0], keys[-1] + 1) if keys else range(0)
 
 
-def by_hand(case: dict[str, Any]) -> np.ndarray:
+def reference_shares(case: dict[str, Any]) -> np.ndarray:
     """The same of tensors q [B, H, N, d], k [B, G, N, d]: keys are turned pair by pair, the table is written out."""
     q, k = case["q"].double().numpy(), case["k"].double().numpy()
     count, heads, length, _ = q.shape
     p = np.zeros_like(k) if case["k_position"] is None else np.broadcast_to(case["k_position"].numpy(), k.shape)
     tables = []
     for head in range(heads):
-        own = head // (heads // k.shape[1])
+        group = head // (heads // k.shape[1])
         tables.append([])
         for sequence in range(count):
             for i in range(length):
-                seen = seen_by(case, sequence, i)
-                if len(seen) < 2:
+                visible = visible_keys(case, sequence, i)
+                if len(visible) < 2:
                     continue
-                first, stop = seen.start, seen.stop
+                first, stop = visible.start, visible.stop
                 table = np.empty((stop - first, stop - first))
                 for j in range(first, stop):
-                    keys = k[sequence, own, first:stop] - p[sequence, own, first:stop] + p[sequence, own, j]
-                    turned = keys.copy()
+                    keys = k[sequence, group, first:stop] - p[sequence, group, first:stop] + p[sequence, group, j]
+                    rotated = keys.copy()
                     theta = torch.zeros(1, 0) if case["rotation"] is None else case["rotation"]
                     for t in range(theta.shape[-1]):
                         angle = (j - i) * float(theta[head % len(theta), t])
                         n = theta.shape[-1]
                         a, b = (t, t + n) if case["pairing"] == "half" else (2 * t, 2 * t + 1)
-                        turned[:, a] = keys[:, a] * math.cos(angle) - keys[:, b] * math.sin(angle)
-                        turned[:, b] = keys[:, a] * math.sin(angle) + keys[:, b] * math.cos(angle)
-                    table[j - first] = case["scale"] * turned @ q[sequence, head, i]
+                        rotated[:, a] = keys[:, a] * math.cos(angle) - keys[:, b] * math.sin(angle)
+                        rotated[:, b] = keys[:, a] * math.sin(angle) + keys[:, b] * math.cos(angle)
+                    table[j - first] = case["scale"] * rotated @ q[sequence, head, i]
                     bias = case["bias"]
                     if bias is not None and bias.ndim == 4:
                         table[j - first] += float(bias.expand(count, heads, -1, -1)[sequence, head, i, j])
@@ -101,8 +107,8 @@ def by_hand(case: dict[str, Any]) -> np.ndarray:
 def test_a_window_over_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of seven queries, in chunks of three."""
     monkeypatch.setattr(two_way, "CHUNK", 3)
-    case = whole_case(17, window=7)
-    np.testing.assert_allclose(shares(behaviour(**case)), by_hand(case)[:3], rtol=0, atol=1e-8)
+    case = unmasked_case(17, window=7)
+    np.testing.assert_allclose(shares(behaviour(**case)), reference_shares(case)[:3], rtol=0, atol=1e-8)
 
 
 def shares(found: Behaviour) -> np.ndarray:
@@ -110,25 +116,25 @@ def shares(found: Behaviour) -> np.ndarray:
 
 
 @given(attention_cases(), st.sampled_from([3, 128]), st.sampled_from([1, 2**19]), st.sampled_from([1, 2, 16]))
-def test_the_closed_form_is_the_table_written_out(case: dict[str, Any], chunk: int, block: int, step: int) -> None:
+def test_the_closed_form_matches_explicit_tables(case: dict[str, Any], chunk: int, block: int, step: int) -> None:
     """float64, 1e-8 of the whole variance; with frequencies of 0, pi, 2 pi, nearly 0 and equal ones."""
-    counts = [len(seen_by(case, *place)) for place in np.ndindex(len(case["q"]), case["q"].shape[2])]
+    counts = [len(visible_keys(case, *place)) for place in np.ndindex(len(case["q"]), case["q"].shape[2])]
     alone = max(counts) < 2
-    assert movable_of(case).seen().flatten().tolist() == counts
-    expected = by_hand(case) if not alone else np.empty(0)
+    assert separable_keys_of(case).num_visible().flatten().tolist() == counts
+    expected = reference_shares(case) if not alone else np.empty(0)
     with patch.multiple(two_way, CHUNK=chunk, BLOCK=block, STEP=step):
-        found = behaviour(**case)
-    assert found.queries == sum(count > 1 for count in counts)
-    assert (found.flat == alone).all()
+        actual = behaviour(**case)
+    assert actual.queries == sum(count > 1 for count in counts)
+    assert (actual.flat == alone).all()
     if alone:
         return
-    np.testing.assert_allclose(shares(found), expected[:3], rtol=0, atol=1e-8)
-    np.testing.assert_allclose(found.variance, expected[3], rtol=1e-8)
-    assert (shares(found) >= 0).all()
-    assert (found.positional + found.symbolic <= 1 + 1e-12).all()  # exclusion
-    np.testing.assert_allclose(shares(found).sum(0), 1, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(shares(actual), expected[:3], rtol=0, atol=1e-8)
+    np.testing.assert_allclose(actual.variance, expected[3], rtol=1e-8)
+    assert (shares(actual) >= 0).all()
+    assert (actual.positional + actual.symbolic <= 1 + 1e-12).all()  # exclusion
+    np.testing.assert_allclose(shares(actual).sum(0), 1, rtol=0, atol=1e-12)
     if case["rotation"] is None:
-        assert (found.interaction == 0).all()  # every additive scheme
+        assert (actual.interaction == 0).all()  # every additive scheme
 
 
 def random_case(length: int = 12, **others: Any) -> dict[str, Any]:
@@ -138,7 +144,7 @@ def random_case(length: int = 12, **others: Any) -> dict[str, Any]:
     return {"q": q, "k": k + 1, "rotation": rotation, "pairing": "interleaved", **others}
 
 
-def whole_case(length: int = 12, **others: Any) -> dict[str, Any]:
+def unmasked_case(length: int = 12, **others: Any) -> dict[str, Any]:
     """With every entry that `by_hand` reads."""
     case = random_case(length, bias=None, k_position=None, causal=True, scale=1.0, window=None) | others
     return case | {"rotation": case["rotation"].reshape(1, 3), "lengths": torch.tensor([length, length])}
@@ -146,40 +152,40 @@ def whole_case(length: int = 12, **others: Any) -> dict[str, Any]:
 
 def test_slow_frequencies_keep_their_digits() -> None:
     """Turns of 1e-6 in all: Var(P) and Var(I) are of 1e-10 of the squares that they come from (rtol 1e-5)."""
-    case = whole_case(rotation=torch.full((3,), 1e-6, dtype=torch.float64))
-    found, expected = behaviour(**case), by_hand(case)
-    np.testing.assert_allclose(shares(found), expected[:3], rtol=1e-5)
-    assert (found.interaction > 0).all()
-    assert (found.interaction < 1e-9).all()
+    case = unmasked_case(rotation=torch.full((3,), 1e-6, dtype=torch.float64))
+    actual, expected = behaviour(**case), reference_shares(case)
+    np.testing.assert_allclose(shares(actual), expected[:3], rtol=1e-5)
+    assert (actual.interaction > 0).all()
+    assert (actual.interaction < 1e-9).all()
 
 
-def movable_of(case: dict[str, Any], **others: Any) -> MovableKeys:
-    given = {"pairing": "half"} | case | others
-    return next(movable_from(given.pop("q"), given.pop("k"), Given(**given)))[2]
+def separable_keys_of(case: dict[str, Any], **others: Any) -> SeparableKeys:
+    arguments = {"pairing": "half"} | case | others
+    return next(iter_layer_keys(arguments.pop("q"), arguments.pop("k"), AttentionOptions(**arguments)))[2]
 
 
-def test_contents_change_places_within_the_window() -> None:
+def test_permutation_scores_permute_contents_within_the_window() -> None:
     """float64, 1e-12; the logits of the permutation scores."""
     case = random_case(k_position=random_case()["q"].roll(1, 0), bias=torch.linspace(0, 5, 12).double())
-    near, far = (movable_of(case, window=window) for window in (4, None))
+    near, far = (separable_keys_of(case, window=window) for window in (4, None))
     for query in (2, 9):
         first = max(0, query - 3)
         order = torch.arange(query + 1 - first).flip(0)
         every = torch.cat((torch.arange(first), order + first))
         expected = far.logits(1, query, every)[..., first:]
         torch.testing.assert_close(near.logits(1, query, order), expected, rtol=1e-12, atol=1e-12)
-    found = permutation_scores(**case, window=1 + 1, queries=99, permutations=2)
-    assert found.queries == 2 * 11
+    actual = permutation_scores(**case, window=1 + 1, queries=99, permutations=2)
+    assert actual.queries == 2 * 11
 
 
-def test_heads_that_do_not_vary_are_flat() -> None:
+def test_constant_heads_are_flat() -> None:
     """Both behaviours at once: only where all logits are the same, and then neither is scored."""
     case = random_case(rotation=None)
     case["k"] = case["k"][..., :1, :].repeat(1, 1, 12, 1)
     case["k"][:, 1, 3] += 1
-    found = behaviour(**case)
-    assert found.flat.tolist() == [True, False]
-    assert np.isnan(shares(found)[:, 0]).all()
+    actual = behaviour(**case)
+    assert actual.flat.tolist() == [True, False]
+    assert np.isnan(shares(actual)[:, 0]).all()
     alone = behaviour(case["q"][0, 0, :1], case["k"][0, 0, :1])
     assert alone.flat.shape == ()
     assert alone.flat
@@ -187,7 +193,7 @@ def test_heads_that_do_not_vary_are_flat() -> None:
     assert np.isnan(alone.variance)
 
 
-def test_a_variance_below_rounding_is_none() -> None:
+def test_a_variance_below_rounding_counts_as_zero() -> None:
     """Keys that are equal but for 1e-6 of their size: 2.5e-13 of the energy, under the 1e-12 that is rounding."""
     noise = torch.randn(1, 9, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     q = torch.ones_like(noise)
@@ -221,7 +227,7 @@ def trace_of(encoding: str, protocol: str = "paper", **options: Any) -> Attentio
     return AttentionTrace(DecoderSource(model_of(encoding, protocol)), tokens, LENGTHS, **options)
 
 
-def by_the_layer(layer: LayerTrace, part: Tensor, counted: Counted = "all") -> np.ndarray:
+def shares_by_layer_logits(layer: LayerTrace, part: Tensor, counted: CountedQueries = "all") -> np.ndarray:
     """Shares from the layer's own logits, one content at a time standing at every position."""
     count, length = layer.q.shape[0], layer.q.shape[2]
     content = layer.k - part
@@ -232,10 +238,10 @@ def by_the_layer(layer: LayerTrace, part: Tensor, counted: Counted = "all") -> n
     for sequence in range(count):
         end = int(layer.present[sequence].sum())
         for i in range(end) if counted == "all" else [end - 1]:
-            seen = i + 1 if layer.causal else end
-            if seen > 1:
+            visible = i + 1 if layer.causal else end
+            if visible > 1:
                 for head, own in enumerate(tables):
-                    own.append(made[sequence, head, i, :seen, :seen])
+                    own.append(made[sequence, head, i, :visible, :visible])
     return shares_of(tables)
 
 
@@ -245,36 +251,36 @@ def by_the_layer(layer: LayerTrace, part: Tensor, counted: Counted = "all") -> n
     + [(name, "released", "known") for name in ("t5", "sinusoidal", "mla")]
     + [("rope", "released", "mean"), ("mla", "paper", "mean"), ("learned", "paper", "none")],
 )
-def test_a_trace_is_analysed_as_its_layers_own_logits(encoding: str, protocol: str, split: KeySplit) -> None:
+def test_shares_of_a_trace_match_its_layers_logits(encoding: str, protocol: str, split: KeySplit) -> None:
     """float64, 1e-8; both layers."""
     trace = trace_of(encoding, protocol)
-    found = behaviour(trace, split=split)
-    assert found.positional.shape == (2, 3)
-    assert found.layers == (0, 1)
+    actual = behaviour(trace, split=split)
+    assert actual.positional.shape == (2, 3)
+    assert actual.layers == (0, 1)
     first = None
-    for index, name in enumerate(found.splits):
+    for index, name in enumerate(actual.splits):
         layer = trace[index]
-        first = layer.vectors if index == 0 else first
+        first = layer.input_position_part if index == 0 else first
         if name == "mean":
             p = position_parts(trace, layer, "mean")[1]
         else:
             assert first is not None
             p = (first if name == "input" else 0 * first).expand_as(layer.inputs)
-        expected = by_the_layer(layer, layer.part(p, p)[1])
-        np.testing.assert_allclose(shares(found)[:, index], expected[:3], rtol=0, atol=1e-8)
-        np.testing.assert_allclose(found.variance[index], expected[3], rtol=1e-8)
+        expected = shares_by_layer_logits(layer, layer.project_part(p, p)[1])
+        np.testing.assert_allclose(shares(actual)[:, index], expected[:3], rtol=0, atol=1e-8)
+        np.testing.assert_allclose(actual.variance[index], expected[3], rtol=1e-8)
     multiplies = any(word in encoding for word in ("rope", "mla", "xpos"))
-    assert (found.interaction[:, :2] > 1e-4).all() if multiplies else (found.interaction < 1e-12).all()
+    assert (actual.interaction[:, :2] > 1e-4).all() if multiplies else (actual.interaction < 1e-12).all()
 
 
 @pytest.mark.parametrize("encoding", ["rope", "t5"])
-def test_of_the_last_layer_the_query_that_is_read_can_count_alone(encoding: str) -> None:
+def test_the_last_layer_can_be_measured_at_the_readout_query_only(encoding: str) -> None:
     """float64, 1e-8; of the first layer all queries are used, of the last one each sequence's last token's."""
     trace = trace_of(encoding)
     every, used = behaviour(trace), behaviour(trace, counted="used")
     np.testing.assert_array_equal(shares(used)[:, 0], shares(every)[:, 0])
     layer = trace[1]
-    expected = by_the_layer(layer, 0 * layer.part(layer.inputs, layer.inputs)[1], "used")
+    expected = shares_by_layer_logits(layer, 0 * layer.project_part(layer.inputs, layer.inputs)[1], "used")
     np.testing.assert_allclose(shares(used)[:, 1], expected[:3], rtol=0, atol=1e-8)
     assert abs(shares(used)[:, 1] - shares(every)[:, 1]).max() > 1e-3
     scores = permutation_scores(trace[1], queries=99, permutations=2, counted="used")
@@ -288,27 +294,27 @@ def test_known_position_parts_are_those_of_the_input() -> None:
     assert behaviour(trace_of("sinusoidal", "released")).splits == ("input", "input")
     assert behaviour(trace_of("sinusoidal", "released", layers=[1])).splits == ("input",)
     assert behaviour(trace_of("alibi")).splits == ("none", "none")
-    whole, single = behaviour(trace_of("sinusoidal")), behaviour(trace_of("sinusoidal")[0])
-    np.testing.assert_array_equal(single.positional, whole.positional[0])
+    all_layers, single = behaviour(trace_of("sinusoidal")), behaviour(trace_of("sinusoidal")[0])
+    np.testing.assert_array_equal(single.positional, all_layers.positional[0])
     given = behaviour(trace_of("sinusoidal", layers=[0]), split="input")
-    np.testing.assert_array_equal(given.positional, whole.positional[:1])
+    np.testing.assert_array_equal(given.positional, all_layers.positional[:1])
     ablated = behaviour(trace_of("sinusoidal", layers=[0]), split="ablate")
-    np.testing.assert_allclose(ablated.positional, whole.positional[:1], rtol=1e-8)
+    np.testing.assert_allclose(ablated.positional, all_layers.positional[:1], rtol=1e-8)
 
 
 @pytest.mark.parametrize("encoding", [*ADDITIVE, "path", "pope", "dape", "rerope"])
-def test_any_logit_of_one_query_and_one_key_has_shares(encoding: str) -> None:
+def test_any_pairwise_logit_has_shares(encoding: str) -> None:
     """float64, 1e-8, of both layers; a sum of position and content has an interaction of 0 (Shaw's reads the query);
     permutations of the keys are those of the layer's own logits."""
     trace = trace_of(encoding)
     for layer in trace:
-        found = behaviour(layer)
-        expected = by_the_layer(layer, torch.zeros_like(layer.k))
-        np.testing.assert_allclose(shares(found), expected[:3], rtol=0, atol=1e-8)
+        actual = behaviour(layer)
+        expected = shares_by_layer_logits(layer, torch.zeros_like(layer.k))
+        np.testing.assert_allclose(shares(actual), expected[:3], rtol=0, atol=1e-8)
         if encoding in ADDITIVE:
-            assert (found.interaction < 1e-12).all()
-            assert (found.positional > 1e-6).all()
-    keys = next(movable_from(layer, None, Given()))[2]
+            assert (actual.interaction < 1e-12).all()
+            assert (actual.positional > 1e-6).all()
+    keys = next(iter_layer_keys(layer, None, AttentionOptions()))[2]
     order = torch.tensor([3, 0, 2, 1])
     changed = layer.k.clone()
     changed[0, :, :4] = layer.k[0, :, order]
@@ -317,12 +323,12 @@ def test_any_logit_of_one_query_and_one_key_has_shares(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("field", ["q", "content", "bias"])
-def test_a_wrong_reading_of_a_layer_is_caught(field: str) -> None:
+def test_a_wrong_decomposition_of_a_layer_is_detected(field: str) -> None:
     """What is put together from a layer must give the layer's own logits."""
     layer = trace_of("alibi")[0]
-    right = next(movable_from(layer, None, Given(split="none")))[2]
-    assert movable._is_true(layer, right)
-    assert not movable._is_true(layer, replace(right, **{field: getattr(right, field) * 1.01}))
+    right = next(iter_layer_keys(layer, None, AttentionOptions(split="none")))[2]
+    assert separable_keys._matches_layer(layer, right)
+    assert not separable_keys._matches_layer(layer, replace(right, **{field: getattr(right, field) * 1.01}))
 
 
 @pytest.mark.parametrize(
@@ -339,12 +345,12 @@ def test_a_wrong_reading_of_a_layer_is_caught(field: str) -> None:
         ({"k": torch.full((2, 2, 12, 6), torch.nan)}, "k"),
     ],
 )
-def test_wrong_input_is_one_sentence(change: dict[str, Any], field: str) -> None:
+def test_invalid_input_is_refused_in_one_sentence(change: dict[str, Any], field: str) -> None:
     with pytest.raises(InputError, match=f"^{field}(:| must) "):
         behaviour(**random_case() | change)
 
 
-def test_a_trace_takes_no_tensors() -> None:
+def test_a_trace_cannot_be_combined_with_tensors() -> None:
     with pytest.raises(InputError, match=r"^k(:| must) "):
         behaviour(trace_of("rope"), torch.zeros(2, 2))
     with pytest.raises(InputError, match=r"^window(:| must) "):
@@ -359,19 +365,19 @@ def encoding_of(name: str, **options: Any) -> PositionalEncoding:
 
 @pytest.mark.parametrize("encoding", ["rope", "rope-half", "partial-rope", "rope-yarn", "xpos", "alibi", "t5", "nope"])
 @pytest.mark.parametrize("k_position", [False, True])
-def test_an_encoding_is_taken_for_its_rotation_pairing_and_bias(encoding: str, k_position: bool) -> None:
+def test_an_encoding_supplies_rotation_pairing_and_bias(encoding: str, k_position: bool) -> None:
     """Of tensors, without the layer that they are of (float64, 1e-6: the encoding's own tables)."""
     layer = trace_of(encoding)[1]
     p = torch.randn(8, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64) * k_position
     given: dict[str, Any] = {"rotation": layer.encoding, "k_position": p if k_position else None}
-    found = behaviour(layer.q, layer.k, **given, lengths=layer.lengths, scale=layer.scale)
-    expected = by_the_layer(layer, p.expand_as(layer.k))
-    np.testing.assert_allclose(shares(found), expected[:3], rtol=0, atol=1e-6)
-    np.testing.assert_allclose(found.variance, expected[3], rtol=1e-6)
-    assert found.queries == 7 + 4 + 6
+    actual = behaviour(layer.q, layer.k, **given, lengths=layer.lengths, scale=layer.scale)
+    expected = shares_by_layer_logits(layer, p.expand_as(layer.k))
+    np.testing.assert_allclose(shares(actual), expected[:3], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(actual.variance, expected[3], rtol=1e-6)
+    assert actual.queries == 7 + 4 + 6
 
 
-def test_an_encoding_in_every_measure_is_its_frequencies() -> None:
+def test_every_measure_accepts_an_encoding_or_its_frequencies() -> None:
     """Windows, one head, grouped keys; behaviour, permutations and frequency use."""
     encoding = encoding_of("rope", pairing="half")
     assert isinstance(encoding, Rotary)
@@ -380,14 +386,14 @@ def test_an_encoding_in_every_measure_is_its_frequencies() -> None:
     asked: dict[str, Any] = {"rotation": encoding.frequencies[0], "pairing": "half"}
     for options in ({}, {"window": 3}, {"causal": False}):
         for measure in (behaviour, permutation_scores, frequency_use):
-            expected, found = (measure(q, k, **options, **each).to_dict() for each in (asked, {"rotation": encoding}))
-            for value, other in zip(tree_leaves(expected), tree_leaves(found), strict=True):
+            expected, actual = (measure(q, k, **options, **each).to_dict() for each in (asked, {"rotation": encoding}))
+            for value, other in zip(tree_leaves(expected), tree_leaves(actual), strict=True):
                 np.testing.assert_allclose(np.array(other, float), np.array(value, float), rtol=0, atol=1e-9)
     alone = encodings.build("rope", d_model=8, num_heads=1, head_dim=8, max_len=8)
     assert behaviour(q[0], k[0], rotation=alone).positional.shape == ()
 
 
-def test_an_encoding_that_does_not_fit_is_refused() -> None:
+def test_an_incompatible_encoding_is_refused() -> None:
     q, k = torch.zeros(2, 2, 7, 8, dtype=torch.float64)
     encoding = encoding_of("rope")
     with pytest.raises(InputError, match="bias must not be set with an encoding"):
@@ -420,13 +426,13 @@ def softmax(x: np.ndarray) -> np.ndarray:
     return np.exp(x) / np.exp(x).sum()
 
 
-def test_scores_tend_to_those_of_all_permutations() -> None:
+def test_sampled_scores_converge_to_all_permutations() -> None:
     """Every query drawn, 20000 permutations each; the mean over all n! by enumeration, to 0.02."""
     bias = torch.linspace(0, -1, 5, dtype=torch.float64)
     case = case_of(bias=bias)
-    found = permutation_scores(**case, queries=100, permutations=20000)
-    assert found.queries == 4
-    for scores, of in ((found.logits, lambda x: x), (found.weights, softmax)):
+    actual = permutation_scores(**case, queries=100, permutations=20000)
+    assert actual.queries == 4
+    for scores, of in ((actual.logits, lambda x: x), (actual.weights, softmax)):
         for head in range(2):
             top, bottom = np.zeros(2), 0.0
             for i in range(1, 5):
@@ -442,14 +448,14 @@ def test_scores_tend_to_those_of_all_permutations() -> None:
             np.testing.assert_allclose(ours, top / bottom, rtol=0, atol=0.02)
 
 
-def test_the_error_of_a_ratio_by_hand() -> None:
+def test_the_standard_error_of_a_ratio_by_hand() -> None:
     """Two queries: covariances 1 and 3 over variances 2 and 2 are 1 on the whole, residuals -1 and 1."""
-    found = _scores(np.array([[1.0, 0.0, 2.0, 9.0], [3.0, 0.0, 2.0, 9.0]])[..., None])
-    assert found.positional == 1
-    assert found.positional_error == pytest.approx(math.sqrt(2 * 2 / (2 - 1)) / 4)
+    actual = _agreement_scores(np.array([[1.0, 0.0, 2.0, 9.0], [3.0, 0.0, 2.0, 9.0]])[..., None])
+    assert actual.positional == 1
+    assert actual.positional_error == pytest.approx(math.sqrt(2 * 2 / (2 - 1)) / 4)
 
 
-def test_one_query_has_no_error_and_a_flat_head_no_score() -> None:
+def test_one_query_has_no_standard_error_and_a_flat_head_no_score() -> None:
     case = case_of(9)
     single = permutation_scores(**case, queries=1).logits
     assert np.isfinite(single.positional).all()
@@ -461,20 +467,20 @@ def test_one_query_has_no_error_and_a_flat_head_no_score() -> None:
         assert np.isnan(scores.symbolic_error).all()
 
 
-def test_a_trace_has_a_score_for_every_head_and_its_record_comes_back() -> None:
+def test_a_trace_scores_every_head_and_its_record_round_trips() -> None:
     trace = trace_of("alibi")
-    found = permutation_scores(trace, queries=6, permutations=3)
-    assert found.logits.positional.shape == found.weights.symbolic_error.shape == (2, 3)
-    assert (found.queries, found.permutations, found.layers) == ((6, 6), 3, (0, 1))
+    actual = permutation_scores(trace, queries=6, permutations=3)
+    assert actual.logits.positional.shape == actual.weights.symbolic_error.shape == (2, 3)
+    assert (actual.queries, actual.permutations, actual.layers) == ((6, 6), 3, (0, 1))
     assert permutation_scores(trace, queries=6, permutations=3, counted="used").queries == (6, 3)
-    assert found.splits == ("none", "none")
-    for scores in (found, permutation_scores(case_of()["q"][0], case_of()["k"][0], queries=1)):
-        again = PermutationScores.from_dict(scores.to_dict())
-        assert again.to_dict() == scores.to_dict()
-        assert again.logits.positional.shape == scores.logits.positional.shape
+    assert actual.splits == ("none", "none")
+    for scores in (actual, permutation_scores(case_of()["q"][0], case_of()["k"][0], queries=1)):
+        restored = PermutationScores.from_dict(scores.to_dict())
+        assert restored.to_dict() == scores.to_dict()
+        assert restored.logits.positional.shape == scores.logits.positional.shape
 
 
-def test_wrong_counts_are_one_sentence() -> None:
+def test_invalid_counts_are_refused_in_one_sentence() -> None:
     for name in ("queries", "permutations"):
         with pytest.raises(InputError, match=f"^{name}(:| must) "):
             permutation_scores(**{**case_of(), name: 0})

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from tests.lens.models import decoder
 from torch import Tensor
 
-from toeplens.ground import InputError
+from toeplens.backends import DecoderSource
 from toeplens.lens import AttentionTrace, LayerTrace
 from toeplens.lens.kit import position as module
 from toeplens.lens.kit.position import effect_variance, known_key_part, position_means
 from toeplens.model import Decoder
-from toeplens.sources import DecoderSource
+from toeplens.utils import InputError
 
 HEADS, LENGTH, COUNT = 2, 6, 7
 SIZES = {"vocab_size": 9, "d_model": 16, "d_ff": 12, "num_layers": 2, "num_heads": HEADS, "max_len": 8}
@@ -43,19 +43,19 @@ def trace_of(encoding: str = "rope", protocol: str = "paper", lengths: Tensor | 
 def mean_keys(layer: LayerTrace, part: Tensor | None, fold: int) -> tuple[dict[int, Tensor], Tensor | float]:
     """The mean key [H, d] at each position that the fold reaches; and the mean content, where it is known."""
     present = layer.present.tolist()
-    there = [(b, j) for b, j in itertools.product(range(fold, COUNT, 3), range(LENGTH)) if present[b][j]]
-    found, content = {}, 0.0
-    for position in {j for _, j in there}:
-        here = [b for b, j in there if j == position]
+    pairs = [(b, j) for b, j in itertools.product(range(fold, COUNT, 3), range(LENGTH)) if present[b][j]]
+    result, content = {}, 0.0
+    for position in {j for _, j in pairs}:
+        here = [b for b, j in pairs if j == position]
         if part is None:
-            found[position] = sum(layer.k[b, :, position] for b in here) / len(here)
+            result[position] = sum(layer.k[b, :, position] for b in here) / len(here)
         else:
-            content = sum((layer.k - part)[b, :, j] for b, j in there) / len(there)
-            found[position] = content + sum(part[b, :, position] for b in here) / len(here)
-    return found, content
+            content = sum((layer.k - part)[b, :, j] for b, j in pairs) / len(pairs)
+            result[position] = content + sum(part[b, :, position] for b in here) / len(here)
+    return result, content
 
 
-def written_out(layer: LayerTrace, part: Tensor | None, rows: Tensor | None) -> list[float]:
+def reference_variance(layer: LayerTrace, part: Tensor | None, rows: Tensor | None) -> list[float]:
     """Var(P) of each head by loops; the logit of a key at a position is the layer's own, asked for one by one."""
     result, present = [], layer.present.tolist()
     tables, whole = [], []
@@ -86,7 +86,7 @@ def written_out(layer: LayerTrace, part: Tensor | None, rows: Tensor | None) -> 
     return result
 
 
-def effect_of(layer: LayerTrace, rows: Tensor | None = None) -> np.ndarray:
+def effect_variance_of(layer: LayerTrace, rows: Tensor | None = None) -> np.ndarray:
     with torch.no_grad():
         return effect_variance(layer, layer.q, layer.k, known_key_part(layer), rows).numpy()
 
@@ -98,25 +98,25 @@ RELEASED = ("nope", "rope", "mla")
 @pytest.mark.parametrize(
     ("encoding", "protocol"), [*((name, "paper") for name in PAPER), *((name, "released") for name in RELEASED)]
 )
-def test_it_is_what_loops_find(encoding: str, protocol: str) -> None:
+def test_the_position_effect_matches_loops(encoding: str, protocol: str) -> None:
     """float64, 1e-12; with and without chosen queries, with padding; what is added at the input is known exactly."""
     trace = trace_of(encoding, protocol)
     rows = LENGTHS.unsqueeze(1) - 1
-    vectors = trace[0].vectors
+    vectors = trace[0].input_position_part
     for layer in trace:
         part = None
         if layer.layer == 0 or layer.key_inputs is not layer.inputs:
-            part = layer.part(*[vectors.expand_as(layer.inputs)] * 2)[1]
-        every, read = effect_of(layer), effect_of(layer, rows)
-        np.testing.assert_allclose(every, written_out(layer, part, None), rtol=0, atol=1e-12)
-        np.testing.assert_allclose(read, written_out(layer, part, rows), rtol=0, atol=1e-12)
+            part = layer.project_part(*[vectors.expand_as(layer.inputs)] * 2)[1]
+        every, read = effect_variance_of(layer), effect_variance_of(layer, rows)
+        np.testing.assert_allclose(every, reference_variance(layer, part, None), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(read, reference_variance(layer, part, rows), rtol=0, atol=1e-12)
     if encoding != "nope" or protocol != "released":  # where there is none
         assert not np.allclose(every, read)
 
 
 @pytest.mark.parametrize("encoding", ["rope", "t5", "cope", "fox", "shaw"])
 @pytest.mark.parametrize("read", [False, True])
-def test_logits_are_formed_some_at_a_time(encoding: str, read: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_computed_in_chunks(encoding: str, read: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Never more than is asked for, down to one query of one sequence; the numbers are the same (1e-12)."""
     layer = trace_of(encoding)[1]
     rows = LENGTHS.unsqueeze(1) - 1 if read else None
@@ -128,12 +128,12 @@ def test_logits_are_formed_some_at_a_time(encoding: str, read: bool, monkeypatch
 
     monkeypatch.setattr(module, "attention_logits", counted)
     monkeypatch.setattr(LayerTrace, "logits", None)  # all of them at once
-    whole = effect_of(layer, rows)
+    whole = effect_variance_of(layer, rows)
     heads, length = layer.q.shape[1:3]
     for most in (heads * length * length, 3 * heads * length, heads * length):
         sizes.clear()
-        monkeypatch.setattr(module, "AT_ONCE", most)
-        np.testing.assert_allclose(effect_of(layer, rows), whole, rtol=0, atol=1e-12)
+        monkeypatch.setattr(module, "MAX_LOGITS", most)
+        np.testing.assert_allclose(effect_variance_of(layer, rows), whole, rtol=0, atol=1e-12)
         assert max(sizes) <= most
 
 
@@ -141,28 +141,28 @@ def test_grouped_queries_share_a_mean_key() -> None:
     layer = trace_of("nope")[1]
     shared = replace(layer, k=layer.k[:, :1], v=layer.v[:, :1])
     twice = replace(layer, k=layer.k[:, :1].repeat(1, HEADS, 1, 1))
-    np.testing.assert_array_equal(effect_of(shared), effect_of(twice))
+    np.testing.assert_array_equal(effect_variance_of(shared), effect_variance_of(twice))
 
 
-def test_too_little_is_refused() -> None:
+def test_too_few_sequences_are_refused() -> None:
     with pytest.raises(InputError, match=r"layers must have a batch of at least .*, got 2"):
-        effect_of(AttentionTrace(DecoderSource(model_of()), tokens(2), None)[1])
+        effect_variance_of(AttentionTrace(DecoderSource(model_of()), tokens(2), None)[1])
 
 
 @given(seed=st.integers(0, 99), batch=st.integers(1, 4), size=st.integers(1, 6), padded=st.booleans())
-def test_means_are_those_of_loops(seed: int, batch: int, size: int, padded: bool) -> None:
+def test_means_match_loops(seed: int, batch: int, size: int, padded: bool) -> None:
     x = np.random.Generator(np.random.Philox(seed)).normal(size=(batch, size, 3))
     lengths = np.random.Generator(np.random.Philox(seed)).integers(1, size + 1, batch) if padded else [size] * batch
     counted = [(b, i) for b in range(batch) for i in range(lengths[b])]
-    wanted = np.full((size, 3), np.nan)
+    expected = np.full((size, 3), np.nan)
     for i in range(size):
         rows = [x[b, i] for b, j in counted if j == i]
         if rows:
-            wanted[i] = sum(rows) / len(rows) - sum(x[b, j] for b, j in counted) / len(counted)
-    given = torch.tensor(lengths) if padded else None
-    c, p = position_means(torch.from_numpy(x), given)
-    np.testing.assert_allclose(p.numpy(), wanted, atol=1e-12)
-    np.testing.assert_allclose(c.numpy(), x - wanted, atol=1e-12)
+            expected[i] = sum(rows) / len(rows) - sum(x[b, j] for b, j in counted) / len(counted)
+    lengths_or_none = torch.tensor(lengths) if padded else None
+    c, p = position_means(torch.from_numpy(x), lengths_or_none)
+    np.testing.assert_allclose(p.numpy(), expected, atol=1e-12)
+    np.testing.assert_allclose(c.numpy(), x - expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -178,6 +178,6 @@ def test_parts_keep_the_dtype_and_padding_is_not_counted(dtype: torch.dtype) -> 
     assert torch.equal(position_means(beyond, lengths)[1][:3], p[:3])
 
 
-def test_a_length_beyond_the_positions_is_refused() -> None:
+def test_a_length_beyond_the_input_positions_is_refused() -> None:
     with pytest.raises(InputError, match=r"lengths must be from 0 to 5, got \[3, 6\]"):
         position_means(torch.zeros(2, 5, 1), torch.tensor([3, 6]))

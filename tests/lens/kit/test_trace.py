@@ -11,10 +11,10 @@ from tests.builders import REPRESENTATIVES
 from tests.lens.models import decoder
 from torch import Tensor
 
-from toeplens.ground import InputError
+from toeplens.backends import DecoderSource
 from toeplens.lens import AttentionTrace, LayerTrace
 from toeplens.model import Decoder
-from toeplens.sources import DecoderSource
+from toeplens.utils import InputError
 
 SIZES = {"vocab_size": 20, "d_model": 32, "d_ff": 24, "num_layers": 3, "num_heads": 4, "max_len": 16}
 LENGTHS = torch.tensor([12, 7, 1, 12])
@@ -37,11 +37,11 @@ def trace_of(model: Decoder, **options: Any) -> AttentionTrace:
 def test_head_outputs_follow_from_the_trace(encoding: str, protocol: str) -> None:
     """softmax(logits) v is what the model's layer computes (float64, 1e-10), whatever the encoding."""
     model = model_of(encoding, protocol)
-    x, context = model.begin(tokens(), LENGTHS)
+    x, context = model.start_pass(tokens(), LENGTHS)
     for layer in trace_of(model):
         block = model.block(layer.layer)
         torch.testing.assert_close(layer.inputs, x)
-        residual, heads = block.heads(x, context, read=None, fused=False)
+        residual, heads = block.head_outputs(x, context, read_positions=None, fused=False)
         if not (layer.encoding.overrides("transform_weights") or layer.encoding.overrides("add_values")):
             ours = (layer.logits().softmax(-1) @ layer.v).transpose(1, 2)
             present = layer.present
@@ -51,24 +51,24 @@ def test_head_outputs_follow_from_the_trace(encoding: str, protocol: str) -> Non
 
 @pytest.mark.parametrize("encoding", ["rope", "sinusoidal", "alibi", "fire", "mla", "shaw"])
 @pytest.mark.parametrize("kept", [[0, 1, 2, 3], [4, 5, 6], [1, 5, 11]])
-def test_chosen_positions_give_that_part_of_the_logits(encoding: str, kept: list[int]) -> None:
+def test_selected_positions_give_a_slice_of_the_logits(encoding: str, kept: list[int]) -> None:
     model = model_of(encoding)
     for layer, whole in zip(trace_of(model, positions=kept), trace_of(model), strict=True):
-        if layer.encoding._seeing:  # it may want tokens that are not here
+        if layer.encoding._inputs_argument:  # it may want tokens that are not here
             continue
         places = torch.tensor(kept)
         torch.testing.assert_close(layer.logits(), whole.logits()[..., places, :][..., places])
         assert layer.inputs.shape[1] == layer.q.shape[2] == layer.v.shape[2] == len(kept)
-        assert layer.consecutive == (kept != [1, 5, 11])
+        assert layer.is_consecutive == (kept != [1, 5, 11])
 
 
-def test_an_encoding_that_reads_other_tokens_needs_them_all() -> None:
+def test_contextual_encodings_need_all_positions() -> None:
     layer = trace_of(model_of("fox"), positions=[3, 4])[0]
     with pytest.raises(InputError, match="positions must not be set for FoX"):
         layer.logits()
 
 
-def test_some_queries_of_some_sequences() -> None:
+def test_logits_of_selected_queries_and_sequences() -> None:
     for encoding in ("rope", "fire", "fox", "cope", "path"):
         layer = trace_of(model_of(encoding))[0]
         rows = torch.tensor([2, 9])
@@ -76,7 +76,7 @@ def test_some_queries_of_some_sequences() -> None:
         torch.testing.assert_close(part, layer.logits()[1:3, :, rows])
 
 
-class Counting:
+class CountingSource:
     """A source that counts its passes."""
 
     def __init__(self, model: Decoder) -> None:
@@ -87,8 +87,8 @@ class Counting:
         return self.source.attention(tokens, lengths, **options)
 
 
-def test_layers_in_order_are_one_pass_and_a_step_back_is_another() -> None:
-    source = Counting(model_of("rope"))
+def test_layers_in_order_take_one_pass_and_going_back_takes_another() -> None:
+    source = CountingSource(model_of("rope"))
     trace = AttentionTrace(source, tokens(), LENGTHS)
     assert [layer.layer for layer in trace] == [0, 1, 2]
     assert source.passes == 1
@@ -99,7 +99,7 @@ def test_layers_in_order_are_one_pass_and_a_step_back_is_another() -> None:
     assert source.passes == 2
 
 
-def test_only_the_chosen_layers_are_formed() -> None:
+def test_only_selected_layers_are_computed() -> None:
     trace = trace_of(model_of("rope"), layers=[2, 0])
     assert [layer.layer for layer in trace] == [0, 2]
     assert len(trace) == 2
@@ -114,6 +114,6 @@ def test_only_the_chosen_layers_are_formed() -> None:
         ({"positions": [2, 1]}, r"positions must increase and lie from 0 to 11, got \[2, 1\]"),
     ],
 )
-def test_what_is_not_there_is_refused(options: dict[str, Sequence[int]], sentence: str) -> None:
+def test_unknown_layers_and_positions_are_refused(options: dict[str, Sequence[int]], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         trace_of(model_of("rope"), **options)

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from tests.lens.models import decoder
 
 from toeplens import encodings
-from toeplens.ground import InputError
+from toeplens.backends import DecoderSource
 from toeplens.lens import AttentionTrace, LayerTrace, symbol
 from toeplens.lens.toeplitz import decay, spectrum
 from toeplens.lens.toeplitz.decay import FORMS, DecayFit, Form, fit_decay
 from toeplens.lens.toeplitz.spectrum import bias_spread, contraction, hermitian_part, szego
-from toeplens.sources import DecoderSource
+from toeplens.utils import InputError
 
 
-def by_hand(kernel: np.ndarray, angles: np.ndarray) -> np.ndarray:
+def reference_symbol(kernel: np.ndarray, angles: np.ndarray) -> np.ndarray:
     half = (kernel.shape[-1] - 1) // 2
     offsets = np.arange(-half, half + 1)
     return np.stack(
@@ -32,7 +32,7 @@ def by_hand(kernel: np.ndarray, angles: np.ndarray) -> np.ndarray:
 
 
 @given(size=st.integers(1, 9), points=st.integers(1, 30), seed=st.integers(0, 99), complex_=st.booleans())
-def test_it_is_the_fourier_series(size: int, points: int, seed: int, complex_: bool) -> None:
+def test_the_symbol_matches_the_fourier_series(size: int, points: int, seed: int, complex_: bool) -> None:
     rng = np.random.default_rng(seed)
     kernel = rng.normal(size=(2, 2 * size - 1))
     if complex_:
@@ -42,10 +42,10 @@ def test_it_is_the_fourier_series(size: int, points: int, seed: int, complex_: b
     assert np.all(np.diff(angles) > 0)
     assert angles.min() >= -np.pi
     assert angles.max() < np.pi
-    np.testing.assert_allclose(values, by_hand(kernel, angles), atol=1e-12)
+    np.testing.assert_allclose(values, reference_symbol(kernel, angles), atol=1e-12)
 
 
-def test_no_angles_are_refused() -> None:
+def test_empty_angles_are_refused() -> None:
     with pytest.raises(InputError, match="points must be at least 1, got 0"):
         symbol(np.ones(5), 0)
 
@@ -62,7 +62,7 @@ def dense(kernel: np.ndarray, size: int) -> np.ndarray:
 
 
 @given(half=st.integers(0, 6), seed=st.integers(0, 99))
-def test_the_hermitian_part_is_that_of_the_matrix(half: int, seed: int) -> None:
+def test_the_hermitian_part_matches_the_matrix(half: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     kernel = rng.normal(size=2 * half + 1) + 1j * rng.normal(size=2 * half + 1)
     matrix = dense(kernel, half + 1)
@@ -73,34 +73,34 @@ def test_the_hermitian_part_is_that_of_the_matrix(half: int, seed: int) -> None:
 def test_szego_ends_gaps_and_distribution_by_hand() -> None:
     """2 - 2 cos(phi): everything is known in closed form."""
     sizes = [1, 4, 16, 64, 256]
-    found = szego(np.array([-1.0, 2.0, -1.0]), sizes)
-    assert (found.symbol_low, found.symbol_high) == pytest.approx((0, 4), abs=1e-12)
-    assert found.sizes.tolist() == sizes
+    actual = szego(np.array([-1.0, 2.0, -1.0]), sizes)
+    assert (actual.symbol_low, actual.symbol_high) == pytest.approx((0, 4), abs=1e-12)
+    assert actual.sizes.tolist() == sizes
     for index, size in enumerate(sizes):
         eigenvalues = 2 - 2 * np.cos(np.pi * np.arange(1, size + 1) / (size + 1))
-        assert found.lowest[index] == pytest.approx(eigenvalues[0], abs=1e-8)
-        assert found.highest[index] == pytest.approx(eigenvalues[-1], abs=1e-8)
-        assert found.gap_low[index] == pytest.approx(eigenvalues[0], abs=1e-8)
-        assert found.gap_high[index] == pytest.approx(4 - eigenvalues[-1], abs=1e-8)
+        assert actual.lowest[index] == pytest.approx(eigenvalues[0], abs=1e-8)
+        assert actual.highest[index] == pytest.approx(eigenvalues[-1], abs=1e-8)
+        assert actual.gap_low[index] == pytest.approx(eigenvalues[0], abs=1e-8)
+        assert actual.gap_high[index] == pytest.approx(4 - eigenvalues[-1], abs=1e-8)
         at_angles = np.sort([2 - 2 * np.cos(2 * np.pi * k / size) for k in range(size)])
-        wanted = np.abs(eigenvalues - at_angles).max()
-        assert found.distribution_gap[index] == pytest.approx(wanted, abs=1e-12)
+        expected = np.abs(eigenvalues - at_angles).max()
+        assert actual.distribution_gap[index] == pytest.approx(expected, abs=1e-12)
 
 
 @given(half=st.integers(0, 6), size=st.integers(1, 9), seed=st.integers(0, 99), complex_=st.booleans())
-def test_szego_ends_are_those_of_the_matrix(half: int, size: int, seed: int, complex_: bool) -> None:
+def test_szego_ends_match_the_matrix(half: int, size: int, seed: int, complex_: bool) -> None:
     rng = np.random.default_rng(seed)
     kernel = hermitian_part(rng.normal(size=2 * half + 1) + complex_ * 1j * rng.normal(size=2 * half + 1))
     eigenvalues = np.linalg.eigvalsh(dense(kernel, size))
-    found = szego(kernel, [size])
-    np.testing.assert_allclose((found.lowest[0], found.highest[0]), eigenvalues[[0, -1]], atol=1e-12)
+    actual = szego(kernel, [size])
+    np.testing.assert_allclose((actual.lowest[0], actual.highest[0]), eigenvalues[[0, -1]], atol=1e-12)
 
 
-def test_the_ends_of_a_symbol_are_found_between_the_angles_of_the_grid() -> None:
+def test_symbol_extremes_are_found_between_grid_angles() -> None:
     """2 cos(phi + 0.3) has its ends at angles that no even grid has."""
-    found = szego(np.array([np.exp(-0.3j), 0, np.exp(0.3j)]), [4])
-    assert found.symbol_low == pytest.approx(-2, abs=1e-12)
-    assert found.symbol_high == pytest.approx(2, abs=1e-12)
+    actual = szego(np.array([np.exp(-0.3j), 0, np.exp(0.3j)]), [4])
+    assert actual.symbol_low == pytest.approx(-2, abs=1e-12)
+    assert actual.symbol_high == pytest.approx(2, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_the_ends_of_a_symbol_are_found_between_the_angles_of_the_grid() -> None
         (np.array([1.0, 2.0, 1.0]), 0, "must be at least 1, got 0"),
     ],
 )
-def test_what_has_no_extremes_is_refused(kernel: np.ndarray, size: int, message: str) -> None:
+def test_a_symbol_without_extremes_is_refused(kernel: np.ndarray, size: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         szego(kernel, [size])
 
@@ -128,22 +128,22 @@ def layer_of(encoding: str, **options: Any) -> LayerTrace:
 
 
 @pytest.mark.parametrize("encoding", ["rope", "alibi", "mla", "partial-rope", "t5"])
-def test_ratios_by_hand(encoding: str) -> None:
+def test_spectral_ratios_by_hand(encoding: str) -> None:
     """float64, 1e-9; every head of every sequence by itself."""
     layer = layer_of(encoding)
-    found = contraction(layer, sequences=2)
-    q, k = layer.turned
+    actual = contraction(layer, sequences=2)
+    q, k = layer.rotated
     bias = layer.encoding.bias(layer.positions, layer.positions)
     for head in range(4):
         widths, norms, grams, bounds = [], [], [], []
         for sequence, size in enumerate((10, 6)):
-            own = layer.q[sequence, head, :size] @ layer.k[sequence, head, :size].T * layer.scale
-            made = q[sequence, head, :size] @ k[sequence, head, :size].T * layer.scale
+            logits = layer.q[sequence, head, :size] @ layer.k[sequence, head, :size].T * layer.scale
+            products = q[sequence, head, :size] @ k[sequence, head, :size].T * layer.scale
             if bias is not None:
-                made = made + bias[head, :size, :size]
-            ranges = [torch.linalg.eigvalsh((x + x.T) / 2) for x in (made, own)]
+                products = products + bias[head, :size, :size]
+            ranges = [torch.linalg.eigvalsh((x + x.T) / 2) for x in (products, logits)]
             widths.append((ranges[0][-1] - ranges[0][0]) / (ranges[1][-1] - ranges[1][0]))
-            norms.append(torch.linalg.svdvals(made)[0] / torch.linalg.svdvals(own)[0])
+            norms.append(torch.linalg.svdvals(products)[0] / torch.linalg.svdvals(logits)[0])
             keys = [x[sequence, head, :size] for x in (k, layer.k)]
             grams.append(
                 torch.linalg.eigvalsh(keys[0] @ keys[0].T)[-1] / torch.linalg.eigvalsh(keys[1] @ keys[1].T)[-1]
@@ -152,35 +152,35 @@ def test_ratios_by_hand(encoding: str) -> None:
             each = [torch.linalg.eigvalsh(x @ x.T)[-1] for x in (keys[0], *alone)]
             bounds.append(each[0] / sum(each[1:]))
         if encoding == "rope":  # the sum of its frequencies
-            torch.testing.assert_close(found.bound[head], torch.stack(bounds).mean(), rtol=1e-9, atol=0)
-        torch.testing.assert_close(found.width[head], torch.stack(widths).mean(), rtol=1e-9, atol=0)
-        torch.testing.assert_close(found.norm[head], torch.stack(norms).mean(), rtol=1e-9, atol=0)
+            torch.testing.assert_close(actual.bound[head], torch.stack(bounds).mean(), rtol=1e-9, atol=0)
+        torch.testing.assert_close(actual.width[head], torch.stack(widths).mean(), rtol=1e-9, atol=0)
+        torch.testing.assert_close(actual.norm[head], torch.stack(norms).mean(), rtol=1e-9, atol=0)
         if encoding in ("alibi", "t5"):
-            assert found.gram[head].isnan()
+            assert actual.gram[head].isnan()
         else:
-            torch.testing.assert_close(found.gram[head], torch.stack(grams).mean(), rtol=1e-9, atol=0)
+            torch.testing.assert_close(actual.gram[head], torch.stack(grams).mean(), rtol=1e-9, atol=0)
 
 
-def test_matrices_too_large_to_look_at_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spectrum, "DENSE_UP_TO", 9)
+def test_oversized_matrices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spectrum, "MAX_DENSE_POSITIONS", 9)
     with pytest.raises(InputError, match="positions must be at most 9, got 10"):
         contraction(layer_of("rope"))
 
 
-def test_a_sequence_of_one_token_has_no_spectrum_and_spoils_none() -> None:
+def test_a_one_token_sequence_has_no_spectrum_and_affects_no_other() -> None:
     layer = layer_of("rope")
     short = replace(layer, lengths=torch.tensor([1, 6, 10]))
     rest = replace(layer, lengths=LENGTHS[1:], **{name: getattr(layer, name)[1:] for name in ("q", "k", "v")})
-    for found, expected in zip(
+    for actual, expected in zip(
         vars(contraction(short, sequences=2)).values(), vars(contraction(rest)).values(), strict=True
     ):
-        assert found.isfinite().all()
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+        assert actual.isfinite().all()
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=0)
     with pytest.raises(InputError, match="lengths must include a sequence"):
         contraction(replace(layer, lengths=torch.ones(3, dtype=torch.long)))
 
 
-def test_what_has_no_spectrum_without_position_is_refused() -> None:
+def test_an_encoding_without_a_position_spectrum_is_refused() -> None:
     for encoding in ("fox", "shaw", "cope"):
         with pytest.raises(InputError, match=r"encoding must be a rotation, a bias or vectors at the input, got"):
             contraction(layer_of(encoding))
@@ -191,25 +191,25 @@ _SIZES = {"d_model": 16, "num_heads": 4, "head_dim": 4, "max_len": 12}
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("name", ["alibi", "t5", "relative-table"])
-def test_it_is_that_of_the_values_of_all_distances(name: str, causal: bool) -> None:
+def test_bias_spread_is_over_all_distances(name: str, causal: bool) -> None:
     torch.manual_seed(3)
     layers = [encodings.build(name, **_SIZES) for _ in range(2)]
     for layer in layers:
         for parameter in layer.parameters():
             torch.nn.init.normal_(parameter)
-    found = bias_spread(layers, 12, causal=causal)
+    actual = bias_spread(layers, 12, causal=causal)
     positions = torch.arange(12)
-    for layer, row in zip(layers, found.spread, strict=True):
+    for layer, row in zip(layers, actual.spread, strict=True):
         table = layer.bias(positions, positions)
         assert table is not None
         by_offset = {i - j: table[:, i, j] for i in range(12) for j in range(12) if i >= j or not causal}
         values = torch.stack([by_offset[offset] for offset in sorted(by_offset)], dim=-1).detach().double().numpy()
         centred = values - values.mean(1, keepdims=True)
         np.testing.assert_allclose(row, np.sqrt((centred**2).mean(1)), rtol=1e-6)
-    assert found.doublings == pytest.approx(np.log2(np.sqrt((found.spread**2).mean())))
+    assert actual.log2_spread == pytest.approx(np.log2(np.sqrt((actual.spread**2).mean())))
 
 
-def test_a_constant_says_nothing_and_a_rotation_has_none() -> None:
+def test_a_constant_bias_has_no_spread_and_a_rotation_is_refused() -> None:
     relative = encodings.build("relative-table", **_SIZES)
     for parameter in relative.parameters():
         torch.nn.init.constant_(parameter, 7.0)
@@ -255,7 +255,7 @@ def noise(counts: np.ndarray, level: float, seed: int = 0) -> np.ndarray:
     return level * rng.normal(size=len(counts)) * np.sqrt(counts[0] / counts)
 
 
-def named(fits: list[DecayFit], form: Form) -> DecayFit:
+def fit_of(fits: list[DecayFit], form: Form) -> DecayFit:
     return next(fit for fit in fits if fit.form == form)
 
 
@@ -270,13 +270,13 @@ def test_a_planted_form_is_recovered(form: Form, size: int) -> None:
     assert np.all(np.diff([fit.bic for fit in fits]) >= 0)
     assert fits[0].form == form
     assert fits[0].parameters == pytest.approx(PLANTED[form], rel=1e-3)
-    wanted = np.nan if form == "constant" else 1
-    assert fits[0].r2 == pytest.approx(wanted, abs=1e-9, nan_ok=True)
-    np.testing.assert_allclose(fits[0].at(offsets), means, rtol=1e-3, atol=1e-3)
+    expected = np.nan if form == "constant" else 1
+    assert fits[0].r2 == pytest.approx(expected, abs=1e-9, nan_ok=True)
+    np.testing.assert_allclose(fits[0].evaluate(offsets), means, rtol=1e-3, atol=1e-3)
 
 
 @each_form
-def test_no_parameters_nearby_are_better(form: Form) -> None:
+def test_fitted_parameters_are_a_local_minimum(form: Form) -> None:
     """The weighted squares, written out, grow whichever parameter moves."""
     offsets, counts = causal(200)
     means = planted(form, offsets) + noise(counts, 0.01)
@@ -285,7 +285,7 @@ def test_no_parameters_nearby_are_better(form: Form) -> None:
             continue
         if fit.form == "power" and form in ("logarithmic", "linear", "constant"):  # and so may be p
             continue
-        squares = sum(n * (m - v) ** 2 for n, m, v in zip(counts, means, fit.at(offsets), strict=True))
+        squares = sum(n * (m - v) ** 2 for n, m, v in zip(counts, means, fit.evaluate(offsets), strict=True))
         for name, value in fit.parameters.items():
             for factor in (1 - 1e-3, 1 + 1e-3):
                 moved = planted(fit.form, offsets, {**fit.parameters, name: value * factor})
@@ -298,42 +298,42 @@ def test_r2_and_bic_are_their_definitions() -> None:
     level = (counts * means).sum() / counts.sum()
     total = (counts * (means - level) ** 2).sum()
     for fit in fit_decay(offsets, means, counts=counts):
-        residual = (counts * (means - fit.at(offsets)) ** 2).sum()
+        residual = (counts * (means - fit.evaluate(offsets)) ** 2).sum()
         assert fit.r2 == pytest.approx(1 - residual / total, abs=1e-12)
         bic = 50 * np.log(residual / counts.sum()) + len(PLANTED[fit.form]) * np.log(50)
         assert fit.bic == pytest.approx(bic, abs=1e-9)
 
 
-def test_half_distances_are_where_half_is_left() -> None:
+def test_half_distances_are_where_half_remains() -> None:
     offsets = np.arange(400)
     limits: dict[Form, float] = {"exponential": -1.0, "power": 0.5}
     for form, limit in limits.items():
         fit = fit_decay(offsets, planted(form, offsets))[0]
         assert fit.form == form
-        here, half = fit.at(np.array([0.0, fit.half_distance]))
+        here, half = fit.evaluate(np.array([0.0, fit.half_distance]))
         assert half - limit == pytest.approx((here - limit) / 2, rel=1e-5)
     for fit in fit_decay(offsets, planted("power", offsets)):
         assert np.isnan(fit.half_distance) == (fit.form not in limits)
 
 
-def test_what_has_no_mean_or_no_count_is_left_out() -> None:
+def test_offsets_without_mean_or_count_are_omitted() -> None:
     offsets, counts = causal(100)
     means = planted("power", offsets) + noise(counts, 0.05)
-    kept = offsets % 3 > 0
-    wanted = fit_decay(offsets[kept], means[kept], counts=counts[kept])
-    assert fit_decay(offsets, np.where(kept, means, np.nan), counts=counts) == wanted
-    assert fit_decay(offsets, np.where(kept, means, 1e9), counts=np.where(kept, counts, 0)) == wanted
+    measured = offsets % 3 > 0
+    expected = fit_decay(offsets[measured], means[measured], counts=counts[measured])
+    assert fit_decay(offsets, np.where(measured, means, np.nan), counts=counts) == expected
+    assert fit_decay(offsets, np.where(measured, means, 1e9), counts=np.where(measured, counts, 0)) == expected
 
 
 @pytest.mark.parametrize("form", ["linear", "power"])
-def test_blocks_change_little(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocking_changes_a_fit_little(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
     offsets, counts = causal(20_000)
     means = planted(form, offsets) + noise(counts, 0.01)
-    thinned = named(fit_decay(offsets, means, counts=counts), form)
+    thinned = fit_of(fit_decay(offsets, means, counts=counts), form)
     monkeypatch.setattr(decay, "_BLOCKS", 20_000)
-    whole = named(fit_decay(offsets, means, counts=counts), form)
-    assert thinned.parameters == pytest.approx(dict(whole.parameters), rel=1e-4)
-    assert thinned.r2 == pytest.approx(whole.r2, abs=1e-6)
+    single_block = fit_of(fit_decay(offsets, means, counts=counts), form)
+    assert thinned.parameters == pytest.approx(dict(single_block.parameters), rel=1e-4)
+    assert thinned.r2 == pytest.approx(single_block.r2, abs=1e-6)
 
 
 ONES = np.ones(5)
@@ -349,7 +349,7 @@ ONES = np.ones(5)
         (np.arange(5), ONES, np.array([1, 1, 1, 1, -1]), "counts must be finite and at least 0"),
     ],
 )
-def test_what_cannot_be_fitted_is_refused(
+def test_unfittable_input_is_refused(
     offsets: np.ndarray, means: np.ndarray, counts: np.ndarray | None, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):

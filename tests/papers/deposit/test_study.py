@@ -6,18 +6,18 @@ import hashlib
 import itertools
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.studies.here import DEPOSIT, Here
+from tests.studies.local_runs import DEPOSIT, LocalRuns
 
-from toeplens.ground import InputError, read_json
 from toeplens.papers.deposit import SCALES, Reproduction, claims_of, gather, grid, reproduce
 from toeplens.studies import Cell, CellResult
 from toeplens.training import RunSpec
 from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS
+from toeplens.utils import InputError, read_json
 
 PAPER, RELEASED = PROTOCOLS
 every_scale = pytest.mark.parametrize("scale", SCALES)
@@ -26,16 +26,16 @@ every_scale = pytest.mark.parametrize("scale", SCALES)
 
 
 def cells(scale: str, protocol: str, task: str, seeds: int = 1) -> dict[str, Cell]:
-    found = [cell for cell in grid(scale, [protocol], seeds) if cell.key.task == task]
-    assert len({cell.key for cell in found}) == len(found)
-    return {cell.key.label: cell for cell in found}
+    result = [cell for cell in grid(scale, [protocol], seeds) if cell.key.task == task]
+    assert len({cell.key for cell in result}) == len(result)
+    return {cell.key.label: cell for cell in result}
 
 
 def spec(scale: str, protocol: str, task: str, label: str) -> RunSpec:
     return cells(scale, protocol, task)[label].job.spec
 
 
-CURVES = ("rope", "nope", "mla", "alibi", "relative", "absolute")
+CURVE_LABELS = ("rope", "nope", "mla", "alibi", "relative", "absolute")
 
 
 @every_scale
@@ -53,7 +53,7 @@ def test_more_seeds_add_cells_and_change_none(scale: str):
 def test_the_paper_scale_is_table_3_and_table_4():
     for protocol in PROTOCOLS:
         for (task, train, test, epochs), label in itertools.product(
-            [(DISTANCE, 70_000, 30_000, 100), (COUNT, 35_000, 15_000, 150)], CURVES
+            [(DISTANCE, 70_000, 30_000, 100), (COUNT, 35_000, 15_000, 150)], CURVE_LABELS
         ):
             run = spec("paper", protocol, task, label)
             latent = label == "mla"
@@ -69,21 +69,23 @@ def test_the_paper_scale_is_table_3_and_table_4():
 
 
 @every_scale
-def test_every_run_is_the_one_that_was_recorded(scale: str):
+def test_run_names_match_the_recorded_digests(scale: str):
     """The digest of all cells; the name of a run is a digest of every field of its model, task and training.
 
     The records of desk and laptop have these runs (tests/papers/test_records.py).
     """
     jobs = [(cell.key, cell.job) for cell in grid(scale, PROTOCOLS, 1, ["all"])]
-    told = [f"{key} {job.spec.name} {job.split} {job.examples} {job.measures} {job.watch}" for key, job in jobs]
-    assert hashlib.sha256("\n".join(told).encode()).hexdigest()[:16] == RUNS[scale]
+    told = [
+        f"{astuple(key)} {job.spec.name} {job.split} {job.examples} {job.measures} {job.probe}" for key, job in jobs
+    ]
+    assert hashlib.sha256("\n".join(told).encode()).hexdigest()[:16] == RUN_DIGESTS[scale]
 
 
-RUNS = {
-    "smoke": "f40aae0f71f9fea2",
-    "laptop": "a0fe677468ac3ead",
-    "desk": "a36fe01830909832",
-    "paper": "155b0cfe52ee24c3",
+RUN_DIGESTS = {
+    "smoke": "c81d76cc2e5e554a",
+    "laptop": "313920e11c9235ae",
+    "desk": "4b5a9cb7cb19923e",
+    "paper": "a28301e25cf67aad",
 }
 
 
@@ -95,7 +97,7 @@ RUNS = {
         (("smoke", PROTOCOLS, 0), "seeds must be from 1 to"),
     ],
 )
-def test_a_grid_that_cannot_be_is_refused(given: tuple[Any, ...], message: str):
+def test_an_impossible_grid_is_refused(given: tuple[Any, ...], message: str):
     with pytest.raises(InputError, match=message):
         grid(*given)
 
@@ -105,7 +107,7 @@ def test_a_grid_that_cannot_be_is_refused(given: tuple[Any, ...], message: str):
 CELLS = 8
 
 
-def shrink(monkeypatch: pytest.MonkeyPatch, **optimiser: Any) -> None:
+def use_micro_scale(monkeypatch: pytest.MonkeyPatch, **optimiser: Any) -> None:
     """The smoke scale made as small as can be: an epoch or two on 32 examples, 4 cells a protocol."""
     smoke = SCALES["smoke"]
     sizes = {
@@ -125,71 +127,71 @@ def shrink(monkeypatch: pytest.MonkeyPatch, **optimiser: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished study; not to be changed."""
     out = tmp_path_factory.mktemp("finished") / "study"
     with pytest.MonkeyPatch.context() as patch:
-        shrink(patch)
-        patch.setattr(DEPOSIT, "run_jobs", Here())
-        assert reproduce(out, scale="smoke").complete
+        use_micro_scale(patch)
+        patch.setattr(DEPOSIT, "run_jobs", LocalRuns())
+        assert reproduce(out, scale="smoke").is_complete
     return out
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Here:
+def micro_runs(monkeypatch: pytest.MonkeyPatch) -> LocalRuns:
     """The micro scale, in this process."""
-    made = Here()
-    monkeypatch.setattr(DEPOSIT, "run_jobs", made)
-    shrink(monkeypatch)
-    return made
+    runner = LocalRuns()
+    monkeypatch.setattr(DEPOSIT, "run_jobs", runner)
+    use_micro_scale(monkeypatch)
+    return runner
 
 
 @pytest.fixture
-def copy(finished: Path, here: Here, tmp_path: Path) -> Path:
+def study_copy(finished_study: Path, micro_runs: LocalRuns, tmp_path: Path) -> Path:
     """The finished study as one's own."""
-    return shutil.copytree(finished, tmp_path / "copy")
+    return shutil.copytree(finished_study, tmp_path / "copy")
 
 
-def told(state: Reproduction) -> dict[str, Any]:
+def results_of(state: Reproduction) -> dict[str, Any]:
     """What a study found, without the time it took."""
-    found = [cell.to_dict() for cell in state.results.cells]
-    for cell in found:
+    result = [cell.to_dict() for cell in state.results.cells]
+    for cell in result:
         cell["epochs"] = [{name: row[name] for name in row if name != "seconds"} for row in cell["epochs"]]
-        cell["watched"] = [{name: row[name] for name in row if name != "seconds"} for row in cell["watched"]]
+        cell["probe_rows"] = [{name: row[name] for name in row if name != "seconds"} for row in cell["probe_rows"]]
         cell["result"] = {n: x for n, x in cell["result"].items() if n not in ("seconds", "tokens_per_second")}
-    return {"cells": found, "claims": [entry.to_dict() for entry in state.entries]}
+    return {"cells": result, "claims": [entry.to_dict() for entry in state.entries]}
 
 
-def test_every_cell_is_carried_out_and_written_down(copy: Path):
-    state = gather(copy)
-    assert (state.finished, state.total, state.share, state.complete) == (CELLS, CELLS, 1.0, True)
+def test_every_cell_is_run_and_saved(study_copy: Path):
+    state = gather(study_copy)
+    assert (state.finished, state.total, state.share, state.is_complete) == (CELLS, CELLS, 1.0, True)
     assert [cell.key for cell in state.results.cells] == sorted(cell.key for cell in state.plan.cells())
-    found, claims = read_json(copy / "results.json"), read_json(copy / "claims.json")
-    for written in (found, claims):
+    actual, claims = read_json(study_copy / "results.json"), read_json(study_copy / "claims.json")
+    for written in (actual, claims):
         assert written["study"] == "reproduce"
         assert written["scale"] == "smoke"
         assert written["protocols"] == list(PROTOCOLS)
         assert (written["seeds"], written["finished"], written["total"]) == (1, CELLS, CELLS)
         assert {"torch", "seconds", "execution"} <= written["environment"].keys()
-    assert len(found["cells"]) == len(found["table"]) == CELLS
+    assert len(actual["cells"]) == len(actual["table"]) == CELLS
     assert [(c["id"], c["protocol"]) for c in claims["claims"]] == [
         (c.id, p) for c in claims_of(["core"]) for p in PROTOCOLS
     ]
 
 
-def test_runs_without_weights_count_and_are_not_measured(finished: Path, here: Here, tmp_path: Path):
+def test_runs_without_weights_are_kept_but_not_measured(finished_study: Path, micro_runs: LocalRuns, tmp_path: Path):
     """What other parts ask of trained weights is missing; what was found without it stays."""
     out = tmp_path / "study"
-    shutil.copytree(finished / "runs", out / "runs", ignore=shutil.ignore_patterns("*.safetensors"))
+    shutil.copytree(finished_study / "runs", out / "runs", ignore=shutil.ignore_patterns("*.safetensors"))
     before = reproduce(out, scale="smoke")
     with pytest.raises(InputError, match=r"^out: \d+ finished runs in .* have no weights to measure"):
         reproduce(out, scale="smoke", parts=["mechanism"])
-    assert told(gather(out)) == told(before)
+    assert results_of(gather(out)) == results_of(before)
     content = read_json(out / "study.json")
     (out / "study.json").write_text(json.dumps(content | {"parts": ["core", "mechanism"]}))
     state = gather(out)
     assert state.finished < len(state.results.cells) == CELLS
-    assert not state.complete
+    assert not state.is_complete
     kept = {(entry.claim.id, entry.protocol): entry.verdict for entry in state.entries}
     assert all(kept[entry.claim.id, entry.protocol] == entry.verdict for entry in before.entries)
     assert len(state.results.cells) > state.finished
@@ -204,36 +206,36 @@ def test_a_part_without_models_is_refused(tmp_path: Path, scale: str, protocols:
     assert not (tmp_path / "study").exists()
 
 
-def test_seeds_can_be_raised_later(copy: Path, here: Here):
-    before = told(gather(copy))["cells"]
-    state = reproduce(copy, scale="smoke", seeds=2)
+def test_seeds_can_be_raised_later(study_copy: Path, micro_runs: LocalRuns):
+    before = results_of(gather(study_copy))["cells"]
+    state = reproduce(study_copy, scale="smoke", seeds=2)
     assert (state.finished, state.total) == (2 * CELLS, 2 * CELLS)
-    assert len(here.done) == CELLS
-    assert [cell for cell in told(state)["cells"] if cell["key"]["seed"] == 42] == before
+    assert len(micro_runs.done) == CELLS
+    assert [cell for cell in results_of(state)["cells"] if cell["key"]["seed"] == 42] == before
     assert {row.seeds for row in state.table} == {2}
-    assert gather(copy).total == 2 * CELLS
+    assert gather(study_copy).total == 2 * CELLS
 
 
-def test_one_protocol_can_be_asked_for_alone(finished: Path, here: Here, tmp_path: Path):
+def test_a_single_protocol_can_be_requested(finished_study: Path, micro_runs: LocalRuns, tmp_path: Path):
     out = tmp_path / "study"
-    shutil.copytree(finished / "runs", out / "runs")
+    shutil.copytree(finished_study / "runs", out / "runs")
     state = reproduce(out, scale="smoke", protocols=[RELEASED])
     assert (state.finished, state.total) == (CELLS // 2, CELLS // 2)
     assert {entry.protocol for entry in state.entries} == {RELEASED}
     assert reproduce(out, scale="smoke", protocols=[PAPER]).finished == CELLS
-    assert here.done == []
+    assert micro_runs.done == []
 
 
-def test_runs_that_diverge_are_finished_and_said_to_have_diverged(
-    here: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_diverged_runs_count_as_finished_and_are_reported(
+    micro_runs: LocalRuns, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    shrink(monkeypatch, lr=1e30)
+    use_micro_scale(monkeypatch, lr=1e30)
     state = reproduce(tmp_path / "study", scale="smoke")
-    assert state.complete
+    assert state.is_complete
     assert {entry.verdict for entry in state.entries} == {"undecided"}
     for row in state.table:
         assert (row.accuracy, row.lowest, row.highest, row.largest_drop, row.kinds) == (None, None, None, None, [])
         assert row.diverged == row.seeds == 1
     for cell in read_json(tmp_path / "study" / "results.json")["cells"]:
         assert CellResult.from_dict(cell).status == "diverged"
-    assert told(reproduce(tmp_path / "study", scale="smoke")) == told(state)
+    assert results_of(reproduce(tmp_path / "study", scale="smoke")) == results_of(state)

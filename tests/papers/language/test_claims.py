@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from toeplens.papers.language.claims import CLAIMS
-from toeplens.studies import Entry, Results, grid, judge_all
+from toeplens.studies import LedgerEntry, Results, grid, judge_all
 from toeplens.studies.grid import language
-from toeplens.studies.grid.study import Evidence
+from toeplens.studies.grid.study import ClaimData
 
 RECORD = Path(__file__).parents[3] / "results" / "language"
 # of each claim, the measures without which nothing can be said
@@ -36,31 +36,31 @@ Change = Callable[[dict[str, Any]], Any]
 
 
 @cache
-def record() -> grid.Grid:
-    return grid.Grid.gather(RECORD)
+def record() -> grid.GridStudy:
+    return grid.GridStudy.gather(RECORD)
 
 
-def judged(measure: str, change: Change | None) -> dict[str, Entry]:
+def judged(measure: str, change: Change | None) -> dict[str, LedgerEntry]:
     """The ledger with one measure of all models changed in place, or left out."""
     cells = []
     for cell in record().results.cells:
         measures = {
             name: copy.deepcopy(content) for name, content in cell.measures.items() if name != measure or change
         }
-        if change and measure in measures and "why" not in measures[measure]:
+        if change and measure in measures and "reason" not in measures[measure]:
             change(measures[measure])
         cells.append(replace(cell, measures=measures))
-    return {entry.claim.id: entry for entry in judge_all(CLAIMS, Evidence(record().spec, Results(cells), []))}
+    return {entry.claim.id: entry for entry in judge_all(CLAIMS, ClaimData(record().spec, Results(cells), []))}
 
 
 @pytest.mark.parametrize("measure", sorted({measure for needed in NEEDED.values() for measure in needed}))
-def test_what_was_not_measured_decides_nothing_and_what_else_was_does(measure: str) -> None:
-    found, whole = judged(measure, None), {entry.claim.id: entry for entry in record().entries}
-    assert found.keys() == NEEDED.keys()
-    for name, entry in found.items():
+def test_missing_measures_leave_only_their_claims_undecided(measure: str) -> None:
+    actual, whole = judged(measure, None), {entry.claim.id: entry for entry in record().entries}
+    assert actual.keys() == NEEDED.keys()
+    for name, entry in actual.items():
         if measure in NEEDED[name]:
             assert entry.verdict == "undecided"
-            assert entry.wanting
+            assert entry.missing
         else:
             assert entry.findings[0] == whole[name].findings[0]
 
@@ -80,39 +80,39 @@ def test_an_extension_is_compared_with_none_and_with_the_training_length(
 
         def change(content: dict[str, Any], shift: float = shift) -> None:
             for row in content["rows"]:
-                if (row["method"], row["factor"]) == (method, language.LONG):
+                if (row["method"], row["factor"]) == (method, language.LONG_FACTOR):
                     row["bits"]["value"] += shift
 
-        found = judged(measure, change)["interpolation-helps"].findings
+        actual = judged(measure, change)["interpolation-helps"].findings
         same = record().entries[[claim.id for claim in CLAIMS].index("interpolation-helps")].findings
-        assert {place for place, pair in enumerate(zip(found, same, strict=True)) if pair[0] != pair[1]} == parts
-        assert {found[place].verdict for place in parts} == {verdict}
+        assert {place for place, pair in enumerate(zip(actual, same, strict=True)) if pair[0] != pair[1]} == parts
+        assert {actual[place].verdict for place in parts} == {verdict}
 
 
-def needles(near: float, far: float) -> Entry:
+def needles(near: float, far: float) -> LedgerEntry:
     def change(content: dict[str, Any]) -> None:
         for row in content["rows"]:
-            if row["factor"] in (1.0, language.LONG):
+            if row["factor"] in (1.0, language.LONG_FACTOR):
                 row["accuracy"]["value"] = near if row["factor"] == 1.0 else far
 
     return judged("needles", change)["needles-end-at-the-training-length"]
 
 
-def test_needles_are_asked_where_they_are_found_at_the_training_length() -> None:
+def test_needle_claims_use_models_that_find_them_at_training_length() -> None:
     """Models that find none lose none, which says nothing."""
     assert [part.verdict for part in needles(0.9, 0.1).findings] == ["leans to hold", "leans to hold"]
     assert [part.verdict for part in needles(0.9, 0.5).findings] == ["leans to hold", "leans to fail"]
     assert [part.verdict for part in needles(0.25, 0.1).findings] == ["leans to fail", "leans to hold"]
     entry = needles(0.15, 0.1)
-    assert (entry.verdict, entry.wanting) == ("undecided", ["longer training"])
+    assert (entry.verdict, entry.missing) == ("undecided", ["longer training"])
     assert entry.evidence[0].endswith("the models find less than 20% at the training length")
 
 
-def test_heads_that_hardly_look_there_are_of_no_kind() -> None:
+def test_heads_with_negligible_attention_have_no_kind() -> None:
     def change(content: dict[str, Any]) -> None:
         for kind in ("previous", "induction"):
             content[kind] = [[0.1 * weight for weight in row] for row in content[kind]]
 
-    found = judged("patterns", change)
+    actual = judged("patterns", change)
     for name in ("previous-heads-positional", "induction-heads-symbolic"):
-        assert not any(part.known for part in found[name].findings)
+        assert not any(part.has_data for part in actual[name].findings)

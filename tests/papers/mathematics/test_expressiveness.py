@@ -15,20 +15,20 @@ from scipy.optimize import linprog
 
 from toeplens.papers.mathematics import CLAIMS
 from toeplens.papers.mathematics.expressiveness import (
-    additive,
-    additive_possible,
+    additive_form,
     additive_signs,
+    best_margins,
     expressiveness,
-    logits,
-    margins,
-    one_angle,
+    is_additive_possible,
+    is_rotary_possible,
+    is_separable,
+    logit_table,
+    one_angle_form,
     random_signs,
-    rotary,
-    rotary_possible,
-    separable,
+    rotary_form,
     wanted_signs,
 )
-from toeplens.studies.kit.claims import findings
+from toeplens.studies.kit.claims import findings_of
 from toeplens.studies.kit.verdicts import Verdict, combine
 
 KINDS: tuple[Literal["offset", "sum", "decay"], ...] = ("offset", "sum", "decay")
@@ -43,7 +43,7 @@ EXCLUSIVE_OR = np.array([[[1, -1], [-1, 1]], [[0, 0], [0, 0]]])  # of key conten
 # ---- exact tests ----------------------------------------------------------------------------------------------------
 
 
-def additive_by_program(signs: np.ndarray) -> bool:
+def additive_by_linear_program(signs: np.ndarray) -> bool:
     """Is there a table C and a beta with Y (C + beta) >= 1? One linear constraint a sign, written out."""
     pairs, offsets = signs.shape[0] ** 2, signs.shape[2]
     rows = []
@@ -56,11 +56,13 @@ def additive_by_program(signs: np.ndarray) -> bool:
 
 
 @given(seed=st.integers(0, 999), vocabulary=st.integers(2, 4), offsets=st.integers(2, 5), share=st.floats(0.2, 0.8))
-def test_the_order_without_cycles_is_the_linear_program(seed: int, vocabulary: int, offsets: int, share: float) -> None:
+def test_the_acyclic_order_test_matches_a_linear_program(
+    seed: int, vocabulary: int, offsets: int, share: float
+) -> None:
     places = max(1, int(share * vocabulary**2 * offsets))
     for signs in random_signs(philox(seed), 4, places, vocabulary=vocabulary, offsets=offsets):
-        assert additive_possible(signs) == additive_by_program(signs)
-    assert not additive_possible(EXCLUSIVE_OR)
+        assert is_additive_possible(signs) == additive_by_linear_program(signs)
+    assert not is_additive_possible(EXCLUSIVE_OR)
 
 
 @given(seed=st.integers(0, 999), count=st.integers(2, 30), size=st.integers(1, 6))
@@ -70,36 +72,36 @@ def test_separable_rows_have_a_normal_and_others_a_certificate(seed: int, count:
     rows = rng.normal(size=(count, size)) + rng.normal(size=size)
     sums = np.concatenate((rows.T, np.ones((1, count))))
     certificate = linprog(np.zeros(count), A_eq=sums, b_eq=np.append(np.zeros(size), 1.0))
-    assert separable(rows) == (certificate.status == 2)
+    assert is_separable(rows) == (certificate.status == 2)
     if certificate.status == 0:
         np.testing.assert_allclose(sums @ certificate.x, np.append(np.zeros(size), 1.0), atol=1e-9)
     planted = rows * np.sign(rows @ rng.normal(size=size))[:, None]
-    assert separable(planted)
-    assert not separable(np.concatenate((planted, -planted[:1])))
+    assert is_separable(planted)
+    assert not is_separable(np.concatenate((planted, -planted[:1])))
 
 
 def test_one_pair_cannot_alternate_over_many_offsets() -> None:
     """cos(delta - phi) + c has at most 2 zeros in 2 pi: at most 6 in 15 steps, where the signs change 15 times."""
     signs = np.broadcast_to((-1) ** np.arange(16), (2, 2, 16)).copy()
-    assert additive_possible(signs)
-    assert not rotary_possible(rotary(2), signs)
-    assert not rotary_possible(rotary(4), signs)
-    assert rotary_possible(rotary(16), signs)  # 16 waves at 16 offsets
-    assert rotary_possible(rotary(12), signs)  # 12 waves that double precision cannot tell apart: not excluded
-    assert rotary_possible(rotary(2), signs[..., :3])
+    assert is_additive_possible(signs)
+    assert not is_rotary_possible(rotary_form(2), signs)
+    assert not is_rotary_possible(rotary_form(4), signs)
+    assert is_rotary_possible(rotary_form(16), signs)  # 16 waves at 16 offsets
+    assert is_rotary_possible(rotary_form(12), signs)  # 12 waves that double precision cannot tell apart: not excluded
+    assert is_rotary_possible(rotary_form(2), signs[..., :3])
 
 
-def test_proofs_do_not_hang_on_the_precision_of_the_waves() -> None:
+def test_proofs_do_not_depend_on_wave_precision() -> None:
     """The span of RoPE's 8 waves at 16 offsets, made orthonormal in 50 digits, excludes the same instances."""
     with mpmath.workdps(50):
         angles = [[d * mpmath.mpf(10) ** -t for t in range(4)] for d in range(16)]
         waves = mpmath.matrix([[f(x) for f in (mpmath.cos, mpmath.sin) for x in row] for row in angles])
         exact = np.array(mpmath.qr(waves, mode="skinny")[0].tolist(), dtype=float)
     beta = additive_signs(philox(0), 40, "offset", vocabulary=1, offsets=16)
-    found = [rotary_possible(rotary(8), signs) for signs in beta]
+    actual = [is_rotary_possible(rotary_form(8), signs) for signs in beta]
     with_threshold = np.concatenate((exact, np.ones((16, 1))), axis=1)
-    assert found == [separable(with_threshold * signs[0, 0][:, None]) for signs in beta]
-    assert 5 < sum(found) < 35
+    assert actual == [is_separable(with_threshold * signs[0, 0][:, None]) for signs in beta]
+    assert 5 < sum(actual) < 35
 
 
 def random_tables(seed: int, width: int, *, vocabulary: int, offsets: int) -> np.ndarray:
@@ -115,20 +117,20 @@ def random_tables(seed: int, width: int, *, vocabulary: int, offsets: int) -> np
 
 
 @given(seed=st.integers(0, 999), width=st.sampled_from([2, 4, 8]))
-def test_what_rope_made_is_not_excluded(seed: int, width: int) -> None:
-    assert rotary_possible(rotary(width), random_tables(seed, width, vocabulary=3, offsets=12))
+def test_signs_of_rope_logits_are_not_excluded(seed: int, width: int) -> None:
+    assert is_rotary_possible(rotary_form(width), random_tables(seed, width, vocabulary=3, offsets=12))
 
 
 # ---- the search -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", [additive(6), rotary(6), one_angle(6), rotary(2)])
+@pytest.mark.parametrize("form", [additive_form(6), rotary_form(6), one_angle_form(6), rotary_form(2)])
 def test_logits_are_the_sum_over_pairs(form) -> None:
     n, offsets = len(form.frequencies), 5
     generator = torch.Generator().manual_seed(0)
     u, v = torch.randn(2, 3, 4, form.width, generator=generator, dtype=torch.float64)
-    found = logits(form, u, v, offsets)
-    assert found.shape == (3, 4, 4, offsets)
+    actual = logit_table(form, u, v, offsets)
+    assert actual.shape == (3, 4, 4, offsets)
     for i, a, b, offset in np.ndindex(3, 4, 4, offsets):
         logit = sum(
             complex(u[i, a, t], u[i, a, n + t])
@@ -136,50 +138,50 @@ def test_logits_are_the_sum_over_pairs(form) -> None:
             * np.exp(1j * offset * form.frequencies[t])
             for t in range(n)
         )
-        assert float(found[i, a, b, offset]) == pytest.approx(complex(logit).real, abs=1e-12)
+        assert float(actual[i, a, b, offset]) == pytest.approx(complex(logit).real, abs=1e-12)
 
 
 def test_the_search_agrees_with_the_exact_test_at_full_width() -> None:
     sizes = (6, 12, 18, 27)
     signs = np.concatenate([random_signs(philox(0), 8, size, vocabulary=3, offsets=3) for size in sizes])
-    possible = np.array([additive_possible(instance) for instance in signs])
+    possible = np.array([is_additive_possible(instance) for instance in signs])
     assert 5 < possible.sum() < 27
-    found = margins(additive(4), signs, restarts=2, steps=200, seed=0)
-    np.testing.assert_array_equal(found > 0, possible)
-    assert ((found >= 0) & (found <= 1)).all()
+    actual = best_margins(additive_form(4), signs, restarts=2, steps=200, seed=0)
+    np.testing.assert_array_equal(actual > 0, possible)
+    assert ((actual >= 0) & (actual <= 1)).all()
 
 
 def test_the_search_finds_planted_rope_logits() -> None:
     signs = np.stack([random_tables(seed, 8, vocabulary=4, offsets=6) for seed in range(8)])
-    assert not any(additive_possible(instance) for instance in signs)
-    assert (margins(rotary(8), signs, restarts=2, steps=200, seed=0) > 0).mean() >= 0.75
-    assert not (margins(additive(8), signs, restarts=1, steps=50, seed=0) > 0).any()
+    assert not any(is_additive_possible(instance) for instance in signs)
+    assert (best_margins(rotary_form(8), signs, restarts=2, steps=200, seed=0) > 0).mean() >= 0.75
+    assert not (best_margins(additive_form(8), signs, restarts=1, steps=50, seed=0) > 0).any()
 
 
 def test_exclusive_or_needs_a_rotation() -> None:
     signs = EXCLUSIVE_OR[None]
-    assert not (margins(additive(8), signs, restarts=4, steps=100, seed=0) > 0)[0]
-    assert (margins(rotary(2), signs, restarts=4, steps=100, seed=0) > 0)[0]
+    assert not (best_margins(additive_form(8), signs, restarts=4, steps=100, seed=0) > 0)[0]
+    assert (best_margins(rotary_form(2), signs, restarts=4, steps=100, seed=0) > 0)[0]
 
 
 # ---- the instances --------------------------------------------------------------------------------------------------
 
 
 @given(seed=st.integers(0, 999), pairs=st.integers(1, 6))
-def test_pairs_are_wanted_at_one_offset_each(seed: int, pairs: int) -> None:
+def test_target_pairs_have_one_offset_each(seed: int, pairs: int) -> None:
     for signs in wanted_signs(philox(seed), 3, pairs, vocabulary=3, offsets=4):
-        wanted = (signs == 1).sum(-1)
-        assert sorted(wanted.ravel())[-pairs:] == [1] * pairs
-        assert wanted.sum() == pairs
+        expected = (signs == 1).sum(-1)
+        assert sorted(expected.ravel())[-pairs:] == [1] * pairs
+        assert expected.sum() == pairs
         assert (signs != 0).all()
         different = len(np.unique(np.argwhere(signs == 1)[:, 2])) > 1
-        assert additive_possible(signs) == (not different)
+        assert is_additive_possible(signs) == (not different)
 
 
 @given(seed=st.integers(0, 999), kind=st.sampled_from(KINDS))
-def test_additive_signs_are_an_additive_forms(seed: int, kind: Literal["offset", "sum", "decay"]) -> None:
+def test_additive_signs_come_from_an_additive_form(seed: int, kind: Literal["offset", "sum", "decay"]) -> None:
     for signs in additive_signs(philox(seed), 3, kind, vocabulary=3, offsets=9):
-        assert additive_possible(signs)
+        assert is_additive_possible(signs)
         if kind == "offset":
             assert (signs == signs[0, 0]).all()
         if kind == "decay":
@@ -196,7 +198,7 @@ def record() -> dict[str, Any]:
     return expressiveness.run(3, **SMALL)
 
 
-def test_what_was_found_is_possible(record: dict[str, Any]) -> None:
+def test_recorded_findings_are_possible(record: dict[str, Any]) -> None:
     assert {(row["family"], row["width"]) for row in record["rows"]} == {
         (family, width) for family in ("random", "wanted", *KINDS) for width in (2, 4)
     }
@@ -224,7 +226,7 @@ def test_with_given_vectors_a_rotation_changes_nothing(record: dict[str, Any]) -
             assert abs(row["rotary"] - 1 / (row["size"] + 1)) < error
 
 
-def doctored(record: dict[str, Any], numbers: dict[str, float]) -> dict[str, Any]:
+def with_values(record: dict[str, Any], numbers: dict[str, float]) -> dict[str, Any]:
     """The record with these means, counts and shares in every row."""
     changed = copy.deepcopy(record)
     for row in changed["rows"]:
@@ -237,7 +239,7 @@ def doctored(record: dict[str, Any], numbers: dict[str, float]) -> dict[str, Any
 
 def verdict(name: str, record: dict[str, Any]) -> Verdict:
     (claim,) = (claim for claim in CLAIMS if claim.id == f"expressiveness-{name}")
-    return combine(findings(claim.check, {"expressiveness": [record] * 5}))
+    return combine(findings_of(claim.check, {"expressiveness": [record] * 5}))
 
 
 @pytest.mark.parametrize(
@@ -257,4 +259,4 @@ def verdict(name: str, record: dict[str, Any]) -> Verdict:
 def test_verdicts_follow_the_numbers(
     record: dict[str, Any], name: str, numbers: dict[str, float], expected: Verdict
 ) -> None:
-    assert verdict(name, doctored(record, numbers)) == expected
+    assert verdict(name, with_values(record, numbers)) == expected

@@ -14,44 +14,44 @@ from hypothesis import strategies as st
 from toeplens.papers.mathematics.logits import (
     BIASES,
     ROTATIONS,
-    beyond,
-    beyond_mixture,
-    beyond_scalar,
-    beyond_toeplitz,
-    commuting,
-    equal_tokens,
+    commuting_matrix,
+    complex_pairs,
+    equal_token_outputs,
     fourier_basis,
     functions_of_distance,
-    grams,
+    gram_matrices,
+    mixture_bound,
     mla_logits,
-    no_rotation,
-    paired,
+    phase_matrices,
+    relative_spread,
     rolled_logits,
     rope_logits,
-    sinusoid,
-    spread,
+    rotation_defect,
+    scalar_error,
+    share_outside,
+    sinusoid_table,
+    toeplitz_error,
     toeplitz_gap,
     urpe_outputs,
-    waves,
 )
 
 
-def inside(g: np.ndarray, space: np.ndarray) -> float:
+def distance_from_space(g: np.ndarray, space: np.ndarray) -> float:
     """How much of a g lies outside a space, as a share of its norm."""
-    return beyond((g / np.linalg.norm(g))[..., None], space)
+    return share_outside((g / np.linalg.norm(g))[..., None], space)
 
 
-def test_a_sinusoid_entry_by_entry() -> None:
-    table = sinusoid(4, 32)
+def test_sinusoid_logits_entry_by_entry() -> None:
+    table = sinusoid_table(4, 32)
     for i in (0, 1, 31):
-        wanted = [math.sin(i), math.cos(i), math.sin(i / 100), math.cos(i / 100)]
-        np.testing.assert_allclose(table[i], wanted, atol=1e-12)
+        expected = [math.sin(i), math.cos(i), math.sin(i / 100), math.cos(i / 100)]
+        np.testing.assert_allclose(table[i], expected, atol=1e-12)
 
 
 @given(seed=st.integers(0, 999), pairs=st.integers(1, 4))
-def test_what_commutes_commutes_with_every_rotation_of_the_pairs(seed: int, pairs: int) -> None:
+def test_commuting_matrices_commute_with_every_pair_rotation(seed: int, pairs: int) -> None:
     rng = np.random.default_rng(seed)
-    head, rotation = commuting(rng, 2 * pairs), np.zeros((2 * pairs, 2 * pairs))
+    head, rotation = commuting_matrix(rng, 2 * pairs), np.zeros((2 * pairs, 2 * pairs))
     for pair, angle in enumerate(rng.uniform(0, 6, size=pairs)):
         cos, sin = math.cos(angle), math.sin(angle)
         rotation[2 * pair : 2 * pair + 2, 2 * pair : 2 * pair + 2] = [[cos, -sin], [sin, cos]]
@@ -59,8 +59,8 @@ def test_what_commutes_commutes_with_every_rotation_of_the_pairs(seed: int, pair
 
 
 @pytest.mark.parametrize("entry", [(0, 0), (0, 1), (0, 2), (3, 1)])
-def test_one_entry_more_is_no_longer_a_function_of_the_distance(entry: tuple[int, int]) -> None:
-    table, head = sinusoid(4, 32), commuting(np.random.default_rng(1), 4)
+def test_one_more_entry_breaks_the_toeplitz_property(entry: tuple[int, int]) -> None:
+    table, head = sinusoid_table(4, 32), commuting_matrix(np.random.default_rng(1), 4)
     assert toeplitz_gap(table @ head @ table.T) < 1e-12
     head[entry] += 0.1
     assert toeplitz_gap(table @ head @ table.T) > 1e-3
@@ -79,7 +79,7 @@ def test_the_spaces_have_the_dimensions_counted_by_hand(contents: int, length: i
 
 
 @given(seed=st.integers(0, 999), causal=st.booleans())
-def test_logits_made_by_hand_are_found_and_others_are_not(seed: int, causal: bool) -> None:
+def test_constructed_logits_are_recognized_and_others_are_not(seed: int, causal: bool) -> None:
     rng, contents, length = np.random.default_rng(seed), 2, 4
     least = 0 if causal else 1 - length
     offsets = range(least, length)
@@ -91,12 +91,12 @@ def test_logits_made_by_hand_are_found_and_others_are_not(seed: int, causal: boo
         keyed[c, d, at] = plain[c, d, at] + (1 + d) * delta
     exact = functions_of_distance(contents, length, causal=causal, rows=False)
     softened = functions_of_distance(contents, length, causal=causal, rows=True)
-    assert inside(plain, exact) < 1e-9
-    assert inside(sloped, softened) < 1e-9
+    assert distance_from_space(plain, exact) < 1e-9
+    assert distance_from_space(sloped, softened) < 1e-9
     for space in (exact, softened):
-        assert inside(keyed, space) > 1e-3
+        assert distance_from_space(keyed, space) > 1e-3
     if abs(slope[1]) > 0.1:
-        assert inside(sloped, exact) > 1e-3
+        assert distance_from_space(sloped, exact) > 1e-3
 
 
 @given(seed=st.integers(0, 999), rows=st.integers(1, 6), columns=st.integers(1, 6))
@@ -109,14 +109,14 @@ def test_the_gap_is_the_spread_along_diagonals(seed: int, rows: int, columns: in
 
 def test_rolled_products_in_a_loop() -> None:
     q, k = np.random.default_rng(0).normal(size=(2, 4, 5))
-    found = rolled_logits(q, k, 2)
+    actual = rolled_logits(q, k, 2)
     for i, j in np.ndindex(4, 4):
-        wanted = sum(q[i, (c - 2 * i) % 5] * k[j, (c - 2 * j) % 5] for c in range(5))
-        assert found[i, j] == pytest.approx(wanted, abs=1e-12)
+        expected = sum(q[i, (c - 2 * i) % 5] * k[j, (c - 2 * j) % 5] for c in range(5))
+        assert actual[i, j] == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("width", [3, 4, 7, 8])
-def test_the_fourier_basis_is_orthonormal_and_turns_a_shift_into_angles(width: int) -> None:
+def test_the_fourier_basis_is_orthonormal_and_diagonalizes_shifts(width: int) -> None:
     basis = fourier_basis(width)
     assert basis.shape[1] == width + (1 if width % 2 else 2)
     np.testing.assert_allclose(basis @ basis.T, np.eye(width), atol=1e-12)
@@ -126,7 +126,7 @@ def test_the_fourier_basis_is_orthonormal_and_turns_a_shift_into_angles(width: i
     np.testing.assert_allclose(after, before * turns, atol=1e-12)
 
 
-def test_other_frequencies_are_no_roll() -> None:
+def test_other_frequencies_are_not_a_roll() -> None:
     q, k = np.random.default_rng(2).normal(size=(2, 6, 8))
     assert np.abs(rope_logits(q, k, 1) - rolled_logits(q, k, 1)).max() < 1e-12
     assert np.abs(rope_logits(q, k, 2) - rolled_logits(q, k, 1)).max() > 0.1
@@ -134,19 +134,19 @@ def test_other_frequencies_are_no_roll() -> None:
 
 @pytest.mark.parametrize("width", [3, 4, 6, 7])
 @pytest.mark.parametrize("speed", [1, 2, 3])
-def test_a_shift_is_a_rotation_of_pairs_just_where_its_eigenvalues_pair_up(width: int, speed: int) -> None:
+def test_a_shift_is_a_pair_rotation_iff_its_eigenvalues_pair_up(width: int, speed: int) -> None:
     values = np.exp(2j * np.pi * speed * np.arange(width) / width)
     real = [sum(abs(values - one) < 1e-9) for one in (1, -1)]  # others come with their conjugates
-    assert (no_rotation(width, speed) < 1e-9) == all(count % 2 == 0 for count in real)
+    assert (rotation_defect(width, speed) < 1e-9) == all(count % 2 == 0 for count in real)
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_equal_tokens_can_be_told_apart_by_what_is_no_bias(causal: bool) -> None:
+def test_equal_tokens_can_be_distinguished_without_a_bias(causal: bool) -> None:
     """The same models with vectors at the input, or with factors on the weights: it is not the text that hides it."""
     for encoding in (*BIASES, *ROTATIONS):
-        assert spread(equal_tokens(encoding, 2, causal, 3)) < 1e-12
+        assert relative_spread(equal_token_outputs(encoding, 2, causal, 3)) < 1e-12
     for encoding in ("sinusoidal", "urpe"):
-        assert spread(equal_tokens(encoding, 2, causal, 3)) > 0.01
+        assert relative_spread(equal_token_outputs(encoding, 2, causal, 3)) > 0.01
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -156,21 +156,21 @@ def test_factors_give_any_outputs(causal: bool) -> None:
 
 
 @pytest.mark.parametrize(("width", "angles"), [(2, [1.0]), (4, [1.0, 0.01])])
-def test_our_mla_is_a_plain_branch_and_a_turned_one(width: int, angles: list[float]) -> None:
+def test_our_mla_is_a_plain_and_a_rotated_branch(width: int, angles: list[float]) -> None:
     """At base 10000."""
     q_content, k_content, q, k = np.random.default_rng(0).normal(size=(4, 5, width))
-    found = mla_logits(np.concatenate((q_content, q), 1), np.concatenate((k_content, k), 1), width)
-    turned = (grams(paired(q), paired(k)) * waves(np.array(angles), 5)).sum(0)
-    np.testing.assert_allclose(found, q_content @ k_content.T + turned.real, atol=1e-12)
+    actual = mla_logits(np.concatenate((q_content, q), 1), np.concatenate((k_content, k), 1), width)
+    rotated = (gram_matrices(complex_pairs(q), complex_pairs(k)) * phase_matrices(np.array(angles), 5)).sum(0)
+    np.testing.assert_allclose(actual, q_content @ k_content.T + rotated.real, atol=1e-12)
 
 
 def test_gram_matrices_and_waves_entry_by_entry() -> None:
     x = np.random.default_rng(1).normal(size=(2, 4, 6))
-    q, k = paired(x)
+    q, k = complex_pairs(x)
     assert q[2, 1] == complex(x[0, 2, 2], x[0, 2, 3])
-    wave = waves(np.array([0.3, 2.0, 0.0]), 4)
+    wave = phase_matrices(np.array([0.3, 2.0, 0.0]), 4)
     for t, i, j in np.ndindex(3, 4, 4):
-        assert grams(q, k)[t, i, j] == pytest.approx(q[i, t] * k[j, t].conjugate(), abs=1e-14)
+        assert gram_matrices(q, k)[t, i, j] == pytest.approx(q[i, t] * k[j, t].conjugate(), abs=1e-14)
         assert wave[t, i, j] == pytest.approx(cmath.exp(1j * (i - j) * (0.3, 2.0, 0.0)[t]), abs=1e-14)
 
 
@@ -190,36 +190,36 @@ def test_no_factor_does_better_than_the_least_error(seed: int) -> None:
 
     design = np.stack((np.real(gram).ravel(), -np.imag(gram).ravel()), 1)
     best = np.linalg.solve(design.T @ design, design.T @ (logits - fixed).ravel()) @ [1, 1j]
-    assert beyond_scalar(logits, fixed, gram) == pytest.approx(error(complex(best)), rel=1e-9)
+    assert scalar_error(logits, fixed, gram) == pytest.approx(error(complex(best)), rel=1e-9)
     for _ in range(10):
-        assert error(complex(best) + rng.normal() + 1j * rng.normal()) >= beyond_scalar(logits, fixed, gram)
+        assert error(complex(best) + rng.normal() + 1j * rng.normal()) >= scalar_error(logits, fixed, gram)
         kernel = rng.normal(size=(7, 2)) @ [1, 1j]
         toeplitz = kernel[np.subtract.outer(np.arange(4), np.arange(4)) + 3]
-        assert error(toeplitz) >= beyond_toeplitz(logits, fixed, gram)
-    assert beyond_toeplitz(logits, fixed, gram) <= beyond_scalar(logits, fixed, gram)
+        assert error(toeplitz) >= toeplitz_error(logits, fixed, gram)
+    assert toeplitz_error(logits, fixed, gram) <= scalar_error(logits, fixed, gram)
 
 
-def test_a_toeplitz_factor_is_found_again() -> None:
+def test_a_toeplitz_factor_is_recovered() -> None:
     gram, kernel = complex_matrix(2, 6), np.random.default_rng(3).normal(size=(11, 2)) @ [1, 1j]
     toeplitz = kernel[np.subtract.outer(np.arange(6), np.arange(6)) + 5]
     fixed = np.real(gram)
-    assert beyond_toeplitz(fixed + np.real(gram * toeplitz), fixed, gram) < 1e-13
-    assert beyond_scalar(fixed + np.real(gram * (2 - 1j)), fixed, gram) < 1e-13
+    assert toeplitz_error(fixed + np.real(gram * toeplitz), fixed, gram) < 1e-13
+    assert scalar_error(fixed + np.real(gram * (2 - 1j)), fixed, gram) < 1e-13
 
 
 @given(seed=st.integers(0, 999))
 def test_no_mixture_of_the_branches_gets_below_the_bound(seed: int) -> None:
     """Alternating least squares over (c_1, c_2) and α, from a random start, stays above the bound."""
     rng = np.random.default_rng(seed)
-    first, second, wave = complex_matrix(seed, 6), complex_matrix(seed + 1, 6), waves(np.array([1.0]), 6)[0]
+    first, second, wave = complex_matrix(seed, 6), complex_matrix(seed + 1, 6), phase_matrices(np.array([1.0]), 6)[0]
     logits = np.real(first + second * wave)
-    bound = beyond_mixture(logits, first, second, wave)
+    bound = mixture_bound(logits, first, second, wave)
     assert bound > 0
 
     def fitted(terms: list[np.ndarray], wanted: np.ndarray) -> np.ndarray:
         design = np.stack([part.ravel() for term in terms for part in (np.real(term), -np.imag(term))], 1)
-        found = np.linalg.lstsq(design, wanted.ravel(), rcond=None)[0]
-        return found[::2] + 1j * found[1::2]
+        actual = np.linalg.lstsq(design, wanted.ravel(), rcond=None)[0]
+        return actual[::2] + 1j * actual[1::2]
 
     alpha = complex(*rng.normal(size=2))
     for _ in range(30):

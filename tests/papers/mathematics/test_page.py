@@ -33,9 +33,9 @@ def test_the_first_screen_counts_the_verdicts(theory: Theory) -> None:
     assert f"{np.mean(widths):.2f} of the width ({min(widths):.2f} to {max(widths):.2f} over 5 seeds" in page.answer
 
 
-def test_each_claim_is_a_line_with_its_verdict(theory: Theory) -> None:
+def test_each_claim_is_one_line_with_its_verdict(theory: Theory) -> None:
     ledger = theory.page().tables[0]
-    assert [[cell.plain for cell in row[::2]] for row in ledger.body] == [
+    assert [[cell.plain_text for cell in row[::2]] for row in ledger.body] == [
         [entry.claim.statement, entry.verdict] for entry in theory.entries
     ]
 
@@ -43,10 +43,10 @@ def test_each_claim_is_a_line_with_its_verdict(theory: Theory) -> None:
 def test_charts_draw_the_record(theory: Theory, tmp_path: Path) -> None:
     charts = theory.charts()
     assert list(charts) == ["verdicts", "free", "averaged", "ranges", "range", "phase", "curve", "signs", "levinson"]
-    found = [record["free"] for record in theory.records["contraction"]]
+    actual = [record["free"] for record in theory.records["contraction"]]
     drawn = {row["x"]: row for row in rows_of(charts["free"]) if row["series"].startswith("widest found")}
-    for at, size in enumerate(found[0]["searched_sizes"]):
-        values = [each["ratio_found"][at] for each in found]
+    for at, size in enumerate(actual[0]["searched_sizes"]):
+        values = [each["ratio_found"][at] for each in actual]
         ends = [drawn[size][name] for name in ("value", "low", "high")]
         assert ends == pytest.approx([np.mean(values), min(values), max(values)], rel=1e-4)
     widths = sorted(float(v) for each in theory.records["heads"] for v in np.ravel(each["rope trained"]["width"]))
@@ -67,7 +67,7 @@ def test_diverged_models_are_named(theory: Theory) -> None:
     assert nobody.html()
 
 
-def test_an_unfinished_study_of_one_seed_says_so(theory: Theory) -> None:
+def test_an_unfinished_study_is_marked(theory: Theory) -> None:
     some = {name: each[:1] for name, each in theory.records.items() if name != "heads"}
     page = replace(theory, records=some, seeds=1, finished=11, total=12).page()
     assert page.warnings[0].startswith("11 of 12 records finished")

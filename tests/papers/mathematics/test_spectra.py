@@ -15,20 +15,20 @@ from hypothesis import strategies as st
 from toeplens.papers.mathematics.spectra import (
     _narrowness,
     amplitude,
+    best_phases,
     best_ratio,
-    bounds_broken,
+    bound_violation,
     contraction,
-    hermitian,
-    kept,
+    hermitian_toeplitz,
+    kept_shares,
     longest_hole,
+    max_value,
     misalignment,
-    peak,
     phases,
-    rope,
-    rotations,
-    span,
-    turned,
-    widest,
+    rope_factor,
+    rotation_factors,
+    search_widest,
+    value_range,
 )
 
 ANGLES = np.linspace(-np.pi, np.pi, 100_001)
@@ -37,10 +37,10 @@ ANGLES = np.linspace(-np.pi, np.pi, 100_001)
 
 
 @given(st.lists(st.floats(-1, 2), min_size=1, max_size=9), st.floats(-3, -1), st.floats(2, 4))
-def test_the_longest_hole_is_that_of_a_loop(values: list[float], low: float, high: float) -> None:
+def test_the_longest_gap_matches_a_loop(values: list[float], low: float, high: float) -> None:
     ends = [low, *sorted(values), high]
-    wanted = max(b - a for a, b in pairwise(ends)) / (high - low)
-    assert longest_hole(np.array(values), low, high) == pytest.approx(wanted, abs=1e-12)
+    expected = max(b - a for a, b in pairwise(ends)) / (high - low)
+    assert longest_hole(np.array(values), low, high) == pytest.approx(expected, abs=1e-12)
 
 
 # ---- Lemma B.1 ------------------------------------------------------------------------------------------------------
@@ -56,17 +56,17 @@ def wave(weights: Any, psi: Any, angles: np.ndarray = ANGLES) -> np.ndarray:
 
 
 @given(size=st.integers(1, 12), seed=st.integers(0, 999))
-def test_extremes_are_those_of_a_dense_grid(size: int, seed: int) -> None:
+def test_extremes_match_a_dense_grid(size: int, seed: int) -> None:
     """float64: the grid misses a maximum by at most Σ w_i i² h² / 4 with h its step, under 1e-6 here."""
     rng = np.random.default_rng(seed)
     weights, psi = rng.exponential(size=size), rng.uniform(0, 2 * np.pi, size)
     values = wave(weights, psi)
     coefficients = weights * np.exp(1j * psi)
-    assert values.max() - 1e-12 <= peak(coefficients) <= values.max() + 1e-6
+    assert values.max() - 1e-12 <= max_value(coefficients) <= values.max() + 1e-6
     assert np.abs(values).max() - 1e-12 <= amplitude(coefficients) <= np.abs(values).max() + 1e-6
-    assert np.ptp(values) - 1e-12 <= span(coefficients) <= np.ptp(values) + 2e-6
+    assert np.ptp(values) - 1e-12 <= value_range(coefficients) <= np.ptp(values) + 2e-6
     turn = np.exp(1j * np.arange(size) * rng.uniform(0, 2 * np.pi))
-    np.testing.assert_allclose(span(coefficients * turn), span(coefficients), rtol=1e-12)
+    np.testing.assert_allclose(value_range(coefficients * turn), value_range(coefficients), rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -95,34 +95,34 @@ def test_misalignment_by_hand(size: int, seed: int) -> None:
         theta = 2 * np.pi * rng.integers(0, 9, size) / np.maximum(np.arange(size), 1) + rng.uniform(0, 6)
     grid = np.linspace(0, 2 * np.pi, 20_001)
     worst = np.max([np.abs(np.angle(np.exp(1j * i * (theta[i] + grid)))) for i in range(1, size)], axis=0)
-    found = misalignment(weights, theta)
-    assert found >= worst.min() - size * 2e-4
-    assert found <= size * worst.min() + size * 2e-4
+    actual = misalignment(weights, theta)
+    assert actual >= worst.min() - size * 2e-4
+    assert actual <= size * worst.min() + size * 2e-4
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 9])
-def test_no_phases_are_wider_than_the_turned_ones(size: int) -> None:
+def test_no_phases_are_wider_than_the_rotated_ones(size: int) -> None:
     """float64, 300 random phases for each of three γ."""
     rng = np.random.default_rng(size)
     weights = rng.exponential(size=size)
     for gap in (0.3, 2.0, np.pi):
         ends = np.array([gap / 2, -gap / 2])
-        reached = np.ptp(wave(weights, turned(size, gap), ends))
+        reached = np.ptp(wave(weights, best_phases(size, gap), ends))
         assert reached == pytest.approx(4 * sum(w * abs(math.sin(i * gap / 2)) for i, w in enumerate(weights)))
         for _ in range(300):
             assert np.ptp(wave(weights, rng.uniform(0, 2 * np.pi, size), ends)) <= reached + 1e-12
 
 
 @pytest.mark.parametrize("size", [3, 4, 6])
-def test_programs_come_near_fejer_and_not_above_four_over_pi(size: int) -> None:
+def test_optimization_approaches_fejer_and_stays_below_4_over_pi(size: int) -> None:
     ratio, weights, gap = best_ratio(size)
     fejer = 2 / size / math.tan(math.pi / 2 / size)
     assert fejer - 1e-3 < ratio < 4 / math.pi
-    direct = np.ptp(wave(weights, turned(size, gap))) / np.ptp(wave(weights, np.zeros(size)))
+    direct = np.ptp(wave(weights, best_phases(size, gap))) / np.ptp(wave(weights, np.zeros(size)))
     assert ratio == pytest.approx(direct, abs=1e-6)
 
 
-def in_full(column: Any) -> np.ndarray:
+def full_matrix(column: Any) -> np.ndarray:
     """The Hermitian Toeplitz matrix with this first column, entry by entry."""
     index = range(len(column))
     return np.array([[column[i - j] if i >= j else np.conj(column[j - i]) for j in index] for i in index])
@@ -132,10 +132,10 @@ def in_full(column: Any) -> np.ndarray:
 def test_hermitian_toeplitz_entry_by_entry(size: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     column = rng.normal(size=size) + 1j * rng.normal(size=size) * (np.arange(size) > 0)
-    assert (hermitian(column) == in_full(column)).all()
+    assert (hermitian_toeplitz(column) == full_matrix(column)).all()
 
 
-def test_the_gradient_of_the_optimisation() -> None:
+def test_the_gradient_of_the_optimization() -> None:
     """Central differences with a step of 1e-6, away from repeated eigenvalues."""
     x = np.random.default_rng(1).normal(size=12)
     _, gradient = _narrowness(x)
@@ -147,7 +147,8 @@ def verify(case: dict[str, Any]) -> np.ndarray:
     """That a W and its phases have the spectra that are said; returns W's first column."""
     column = np.array([complex(*pair) for pair in case["w"]])
     before, after = (
-        np.linalg.eigvalsh(m) for m in (in_full(column), in_full(column * np.exp(1j * np.array(case["phases"]))))
+        np.linalg.eigvalsh(m)
+        for m in (full_matrix(column), full_matrix(column * np.exp(1j * np.array(case["phases"]))))
     )
     assert before[0] > 0
     np.testing.assert_allclose(before, case["eigenvalues"], atol=1e-5)
@@ -157,19 +158,19 @@ def verify(case: dict[str, Any]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("positive", "least", "most"), [(False, 1.18, math.sqrt(2) + 1e-6), (True, 1.2, 1.2072)])
-def test_the_widest_found_is_what_its_numbers_give(positive: bool, least: float, most: float) -> None:
-    case = widest(4, np.random.default_rng(0), starts=4, positive=positive)
+def test_the_widest_result_follows_from_its_values(positive: bool, least: float, most: float) -> None:
+    case = search_widest(4, np.random.default_rng(0), starts=4, positive=positive)
     column = verify(case)
     assert least < case["ratio"] < most
     assert not positive or (np.real(column) > 0).all()
 
 
-def test_what_is_written_out_of_sums_can_be_verified(sums: dict[str, Any]) -> None:
-    shown = sums["equality"]
-    assert wave(shown["w"], np.arange(4) * np.array(shown["theta"])).max() == pytest.approx(
-        2 * sum(shown["w"]), abs=1e-4
+def test_written_sums_can_be_verified(sums: dict[str, Any]) -> None:
+    example = sums["equality"]
+    assert wave(example["w"], np.arange(4) * np.array(example["theta"])).max() == pytest.approx(
+        2 * sum(example["w"]), abs=1e-4
     )
-    assert np.ptp(np.cos(shown["theta"][1:])) > 1e-3 or np.ptp(np.sin(shown["theta"][1:])) > 1e-3
+    assert np.ptp(np.cos(example["theta"][1:])) > 1e-3 or np.ptp(np.sin(example["theta"][1:])) > 1e-3
     spectra = sums["toeplitz"]
     for name, last in (("w", 6.25), ("product", 7.04069)):
         assert spectra[name]["limit"] == pytest.approx(last, abs=1e-5)
@@ -197,37 +198,37 @@ def wishart(rng: np.random.Generator, size: int, columns: int) -> np.ndarray:
 def test_a_mean_of_rotations_entry_by_entry(size: int, count: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     frequencies, weights = rng.uniform(0, 7, (2, count)), rng.dirichlet(np.ones(count), 2)
-    for found, angles, shares in zip(rotations(frequencies, weights, size), frequencies, weights, strict=True):
+    for actual, angles, shares in zip(rotation_factors(frequencies, weights, size), frequencies, weights, strict=True):
         by_hand = [sum(w * cmath.exp(1j * d * t) for w, t in zip(shares, angles, strict=True)) for d in range(size)]
-        np.testing.assert_allclose(found, in_full(by_hand), atol=1e-14)
-        assert np.linalg.eigvalsh(found)[0] > -1e-12
+        np.testing.assert_allclose(actual, full_matrix(by_hand), atol=1e-14)
+        assert np.linalg.eigvalsh(actual)[0] > -1e-12
 
 
-def test_rope_by_hand() -> None:
+def test_rope_contraction_by_hand() -> None:
     by_hand = [sum(cmath.exp(1j * d * 10000 ** (-2 * t / 8)) for t in range(4)) / 4 for d in range(5)]
-    np.testing.assert_allclose(rope(8, 5), in_full(by_hand), atol=1e-14)
+    np.testing.assert_allclose(rope_factor(8, 5), full_matrix(by_hand), atol=1e-14)
 
 
-def test_two_frequencies_that_narrow_nothing() -> None:
+def test_two_frequencies_that_do_not_narrow_the_spectrum() -> None:
     """T(2, 0, 1) and frequencies 0 and π: Ē is 1 on the even diagonals, on which W lives. Both ends are kept."""
     w = np.array([[2.0, 0, 1], [0, 2, 0], [1, 0, 2]])
-    mean = rotations(np.array([0, np.pi]), np.array([0.5, 0.5]), 3)
+    mean = rotation_factors(np.array([0, np.pi]), np.array([0.5, 0.5]), 3)
     np.testing.assert_allclose(w * mean, w, atol=1e-15)
-    assert kept(w, mean)[:2] == pytest.approx((1, 1))
-    mean = rotations(np.array([0, 1.0]), np.array([0.5, 0.5]), 3)
-    assert max(kept(w, mean)[:2]) < 1 - 1e-3
+    assert kept_shares(w, mean)[:2] == pytest.approx((1, 1))
+    mean = rotation_factors(np.array([0, 1.0]), np.array([0.5, 0.5]), 3)
+    assert max(kept_shares(w, mean)[:2]) < 1 - 1e-3
     identity = np.eye(3)
-    assert kept(identity, mean) == pytest.approx((1, 1, 1, 1))
+    assert kept_shares(identity, mean) == pytest.approx((1, 1, 1, 1))
 
 
 @given(size=st.integers(2, 9), count=st.integers(1, 4), rank=st.integers(1, 9), seed=st.integers(0, 999))
-def test_bounds_by_what_is_kept(size: int, count: int, rank: int, seed: int) -> None:
+def test_bounds_follow_from_the_retained_part(size: int, count: int, rank: int, seed: int) -> None:
     """float64: for W of any rank; the violation does not depend on W's scale."""
     rng = np.random.default_rng(seed)
     w = wishart(rng, size, rank)
-    mean = rotations(rng.uniform(0, 7, count), rng.dirichlet(np.ones(count)), size)
-    assert bounds_broken(w, mean) < 1e-9
-    assert bounds_broken(5 * w, mean) == pytest.approx(bounds_broken(w, mean), abs=1e-9)
+    mean = rotation_factors(rng.uniform(0, 7, count), rng.dirichlet(np.ones(count)), size)
+    assert bound_violation(w, mean) < 1e-9
+    assert bound_violation(5 * w, mean) == pytest.approx(bound_violation(w, mean), abs=1e-9)
 
 
 def test_a_factor_that_is_not_semi_definite_breaks_the_bounds() -> None:
@@ -236,12 +237,12 @@ def test_a_factor_that_is_not_semi_definite_breaks_the_bounds() -> None:
     for _ in range(50):
         factor = np.sign(rng.normal(size=(5, 5)))
         factor = np.triu(factor, 1) + np.triu(factor, 1).T + np.eye(5)
-        broken.append(bounds_broken(wishart(rng, 5, 10), factor))
+        broken.append(bound_violation(wishart(rng, 5, 10), factor))
     assert max(broken) > 0.1
 
 
 @pytest.mark.heavy
-def test_one_frequency_contracts_nothing_and_many_do(record: dict[str, Any]) -> None:
+def test_many_frequencies_contract_the_spectrum_and_one_does_not(record: dict[str, Any]) -> None:
     """Also the example of theory section 5: N = 64, square Wishart W in about [0, 4], RoPE with d = 16."""
     sizes = record["sizes"]
     ratios, conditions = np.array(sizes["width_ratio"]), np.array(sizes["condition"])
@@ -250,19 +251,19 @@ def test_one_frequency_contracts_nothing_and_many_do(record: dict[str, Any]) -> 
     np.testing.assert_allclose(conditions[:, 0], sizes["condition_w"], rtol=1e-5)
     assert (ratios[:, 1:] < 0.95).all()
     assert (conditions[:, 1:] < np.array(sizes["condition_w"])[:, None]).all()
-    own, mean = sizes["example"]["w"], sizes["example"]["mean"]
-    assert own[0] < 0.01 < 0.1 < mean[0]
-    assert 2 < mean[-1] < 3.2 < own[-1]
+    weights, mean = sizes["example"]["w"], sizes["example"]["mean"]
+    assert weights[0] < 0.01 < 0.1 < mean[0]
+    assert 2 < mean[-1] < 3.2 < weights[-1]
 
 
 @pytest.mark.heavy
-def test_what_is_written_out_can_be_verified(record: dict[str, Any]) -> None:
+def test_written_counterexamples_can_be_verified(record: dict[str, Any]) -> None:
     free = record["free"]
     for case in (free["known"], free["found"]):
         verify(case)
         assert case["ratio"] > 1.1
     assert free["ratio_found"][0] == pytest.approx(1, abs=1e-5)
-    assert all(found <= bound + 1e-5 for found, bound in zip(free["ratio_found"], free["ratio_bound"], strict=True))
+    assert all(actual <= bound + 1e-5 for actual, bound in zip(free["ratio_found"], free["ratio_bound"], strict=True))
     assert free["ratio_found"][-1] > 3
     exact = [2 / n / math.tan(math.pi / 2 / n) for n in free["searched_sizes"]]
     np.testing.assert_allclose(free["ratio_known_positive"], exact, rtol=1e-5)

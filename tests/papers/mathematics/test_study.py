@@ -12,11 +12,20 @@ from typing import Any
 import pytest
 
 from toeplens.engine import ExecutionOptions, Job, run_job
-from toeplens.ground import InputError, read_json
-from toeplens.papers.mathematics import CLAIMS, EXPERIMENTS, Theory, check_theory, gather, is_theory, study, universal
+from toeplens.papers.mathematics import (
+    CLAIMS,
+    EXPERIMENTS,
+    Theory,
+    check_theory,
+    gather,
+    is_theory,
+    study,
+    universal_finding,
+)
 from toeplens.papers.mathematics.statements import DATA, Records, tally
 from toeplens.studies import Claim, combine, judge_all
-from toeplens.studies.kit.claims import findings
+from toeplens.studies.kit.claims import findings_of
+from toeplens.utils import InputError, read_json
 
 RECORDED = Path(__file__).parents[3] / "results" / "theory"
 SMALL: dict[str, dict[str, Any]] = {
@@ -40,12 +49,12 @@ def claims_on(name: str) -> list[Claim[Records]]:
     return [claim for claim in CLAIMS if claim.id in ids]
 
 
-def made(name: str) -> dict[str, Any]:
+def run_search(name: str) -> dict[str, Any]:
     """A search's record with few tries, at all sizes: its verdicts are those of many."""
     return EXPERIMENTS[name](0, tries=20)
 
 
-recorded = cache(made)
+cached_search = cache(run_search)
 every_search = pytest.mark.parametrize("name", SEARCHES)
 
 
@@ -55,48 +64,48 @@ every_search = pytest.mark.parametrize("name", SEARCHES)
 @every_search
 @pytest.mark.heavy
 def test_the_record_is_repeatable(name: str) -> None:
-    assert recorded(name) == made(name)
+    assert cached_search(name) == run_search(name)
 
 
 @every_search
-def test_the_record_is_plain(name: str) -> None:
-    assert json.loads(json.dumps(recorded(name), allow_nan=False)) == recorded(name)
+def test_the_record_is_plain_json(name: str) -> None:
+    assert json.loads(json.dumps(cached_search(name), allow_nan=False)) == cached_search(name)
     with pytest.raises(InputError, match="tries must be at least 20, got 19"):
         EXPERIMENTS[name](0, tries=19)
 
 
 @every_search
-def test_verdicts_are_those_of_the_record(name: str) -> None:
+def test_verdicts_match_the_record(name: str) -> None:
     ledger = {each["id"]: each["verdict"] for each in read_json(RECORDED / "claims.json")["claims"]}
     for claim in claims_on(name):
-        assert combine(findings(claim.check, {name: [recorded(name)]})) == ledger[claim.id]
-        assert combine(findings(claim.check, {name: []})) == "undecided"
+        assert combine(findings_of(claim.check, {name: [cached_search(name)]})) == ledger[claim.id]
+        assert combine(findings_of(claim.check, {name: []})) == "undecided"
 
 
 @every_search
-def test_every_verdict_follows_its_record(name: str) -> None:
+def test_every_verdict_follows_the_tallies(name: str) -> None:
     """With every tally turned round, what held fails and what failed holds, part by part; one bad seed is enough."""
-    doctored = copy.deepcopy(recorded(name))
+    doctored = copy.deepcopy(cached_search(name))
     for each in doctored["tallies"].values():
         each["violations"] = 0 if each["violations"] else 1
     swap = {"holds": "fails", "fails": "holds"}
     for claim in claims_on(name):
-        before, after = (findings(claim.check, {name: [each]}) for each in (recorded(name), doctored))
+        before, after = (findings_of(claim.check, {name: [each]}) for each in (cached_search(name), doctored))
         assert [part.verdict for part in after] == [swap[part.verdict] for part in before], claim.id
-        for part in findings(claim.check, {name: [recorded(name), doctored]}):
+        for part in findings_of(claim.check, {name: [cached_search(name), doctored]}):
             assert part.verdict == ("holds" if part.evidence.startswith("not: ") else "fails"), claim.id
 
 
-def test_a_margin_that_is_no_number_counts_against_the_statement() -> None:
+def test_a_nan_margin_counts_against_the_statement() -> None:
     assert tally([0.0, float("nan")])["violations"] == 1
     assert tally([-1e-12], -1e-9)["violations"] == 1
     assert tally([-1e-3, 1e-12]) == {"tried": 2, "violations": 0, "worst": 1e-12}
 
 
-def test_a_statement_about_all_instances() -> None:
-    assert universal("it", tried=0, violations=0, worst="").verdict == "undecided"
-    assert universal("it", tried=9, violations=0, worst="near").verdict == "holds"
-    finding = universal("it", tried=9, violations=1, worst="by 3")
+def test_a_universal_statement_needs_all_instances() -> None:
+    assert universal_finding("it", tried=0, violations=0, worst="").verdict == "undecided"
+    assert universal_finding("it", tried=9, violations=0, worst="near").verdict == "holds"
+    finding = universal_finding("it", tried=9, violations=1, worst="by 3")
     assert finding.verdict == "fails"
     assert finding.evidence == "it: contradicted by 1 of 9 instances; by 3"
 
@@ -117,19 +126,21 @@ def theory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theory]:
         for job in jobs:
             run_job(job, out, limits)
 
-    whole = study._job
+    whole = study._model_job
     with pytest.MonkeyPatch.context() as patch:
         for name, sizes in SMALL.items():
             patch.setitem(EXPERIMENTS, name, partial(EXPERIMENTS[name], **sizes))
-        patch.setattr(study, "_job", small)
+        patch.setattr(study, "_model_job", small)
         patch.setattr(study, "run_jobs", here)
         out = tmp_path_factory.mktemp("theory") / "out"
-        yield check_theory(out, scale="smoke", seeds=1, workers=1, limits=ExecutionOptions(device="cpu", compile="off"))
+        yield check_theory(
+            out, scale="smoke", seeds=1, workers=1, execution=ExecutionOptions(device="cpu", compile="off")
+        )
 
 
 @pytest.mark.heavy
-def test_everything_is_carried_out_written_down_and_shown(theory: Theory) -> None:
-    assert theory.complete
+def test_all_searches_run_and_are_saved_and_shown(theory: Theory) -> None:
+    assert theory.is_complete
     assert {path.name for path in theory.directory.iterdir()} == {
         ".lock", "study.json", "results.json", "claims.json", "records", "runs",
     }  # fmt: skip
@@ -153,7 +164,7 @@ def test_bad_input_is_one_sentence(theory: Theory, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"scale must be .*, got 'tiny'"):
         check_theory(tmp_path / "new", scale="tiny")
     with pytest.raises(InputError, match=r"device must be .*, got 'x'"):
-        check_theory(tmp_path / "new", scale="smoke", seeds=1, limits=ExecutionOptions(device="x", deadline=0.0))
+        check_theory(tmp_path / "new", scale="smoke", seeds=1, execution=ExecutionOptions(device="x", deadline=0.0))
     assert not (tmp_path / "new").exists()
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(InputError, match="belongs to neither a study nor runs"):

@@ -11,15 +11,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.studies.probing.models import TEXT, saved
+from tests.studies.probing.models import TEXT, save_model
 
+from toeplens.backends.hf import load_model
 from toeplens.engine import ExecutionOptions
-from toeplens.ground import InputError
-from toeplens.papers.positional_symbolic.pretrained import Plan, Pretrained, examine, gather, is_pretrained, open_record
-from toeplens.papers.positional_symbolic.pretrained.parts import Making, changes_of, previous, retrieving
-from toeplens.papers.positional_symbolic.pretrained.study import by_text
-from toeplens.sources.huggingface import load_model
+from toeplens.papers.positional_symbolic.pretrained import (
+    PretrainedPlan,
+    PretrainedStudy,
+    examine,
+    gather,
+    is_pretrained,
+    open_record,
+)
+from toeplens.papers.positional_symbolic.pretrained.parts import (
+    PartRunner,
+    changes_of,
+    previous_token_heads,
+    retrieval_heads,
+)
+from toeplens.papers.positional_symbolic.pretrained.study import compare_by_text
 from toeplens.studies.auditing.record import AuditRecord, HeadRecord
+from toeplens.utils import InputError
 
 TEXTS = {"one": TEXT, "other": TEXT[::-1]}
 SIZES: dict[str, Any] = {"sequences": 3, "tokens": 96, "effect_tokens": 24, "probe_tokens": 96}
@@ -29,17 +41,17 @@ pytestmark = pytest.mark.heavy
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved(tmp_path_factory.mktemp("models") / "tiny")
+    return save_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="module")
-def study(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pretrained:
+def study(model: Path, tmp_path_factory: pytest.TempPathFactory) -> PretrainedStudy:
     return examine(str(model), TEXTS, tmp_path_factory.mktemp("study"), device="cpu", **SIZES)
 
 
-def test_every_piece_is_there_and_read_back(study: Pretrained) -> None:
-    assert study.complete
-    assert study.total == study.finished == len(list(study.plan.pieces()))
+def test_every_part_is_present_and_round_trips(study: PretrainedStudy) -> None:
+    assert study.is_complete
+    assert study.total == study.finished == len(list(study.plan.iter_parts()))
     assert is_pretrained(study.directory)
     assert gather(study.directory) == replace(study, environment=gather(study.directory).environment)
     assert len(study.entries) == 10
@@ -49,7 +61,7 @@ def test_every_piece_is_there_and_read_back(study: Pretrained) -> None:
     assert list((study.directory / "pieces").glob("*.parts")) == []
 
 
-def test_a_record_of_it_is_read_and_has_the_same_page(study: Pretrained, tmp_path: Path) -> None:
+def test_a_published_record_has_the_same_page(study: PretrainedStudy, tmp_path: Path) -> None:
     """results.json.gz and claims.json alone, as `results/` holds them."""
     assert not is_pretrained(tmp_path)
     (tmp_path / "results.json.gz").write_bytes(gzip.compress((study.directory / "results.json").read_bytes()))
@@ -57,56 +69,58 @@ def test_a_record_of_it_is_read_and_has_the_same_page(study: Pretrained, tmp_pat
     (tmp_path / "claims.json").write_bytes((study.directory / "claims.json").read_bytes())
     assert is_pretrained(tmp_path)
     before = sorted(tmp_path.iterdir())
-    for again in (open_record(study.directory / "results.json"), gather(tmp_path)):
-        assert (again.audits, again.probes, again.plan) == (study.audits, study.probes, study.plan)
-        assert [entry.to_dict() for entry in again.entries] == [entry.to_dict() for entry in study.entries]
+    for restored in (open_record(study.directory / "results.json"), gather(tmp_path)):
+        assert (restored.audits, restored.probes, restored.plan) == (study.audits, study.probes, study.plan)
+        assert [entry.to_dict() for entry in restored.entries] == [entry.to_dict() for entry in study.entries]
     assert sorted(tmp_path.iterdir()) == before, "nothing is written beside a record"
     assert gather(tmp_path).page().html() == gather(study.directory).page().html()
 
 
-def test_a_study_that_was_stopped_ends_with_the_same(study: Pretrained, model: Path, tmp_path: Path) -> None:
+def test_an_interrupted_study_is_resumed(study: PretrainedStudy, model: Path, tmp_path: Path) -> None:
     done: list[str] = []
 
     def note(name: str, at: int, count: int) -> None:
         done.append(name)
 
-    def go_on(**how: Any) -> Pretrained:
-        return examine(str(model), TEXTS, tmp_path, device="cpu", on_piece=note, **how, **SIZES)
+    def go_on(**how: Any) -> PretrainedStudy:
+        return examine(str(model), TEXTS, tmp_path, device="cpu", on_part=note, **how, **SIZES)
 
-    asked: list[str] = []
-    begun = go_on(limits=ExecutionOptions(should_stop=lambda: bool(asked)), on_progress=lambda *_: asked.append("stop"))
+    requested: list[str] = []
+    begun = go_on(
+        execution=ExecutionOptions(should_stop=lambda: bool(requested)), on_progress=lambda *_: requested.append("stop")
+    )
     assert begun.finished == 0, "the first piece was left between two passes"
-    half = go_on(limits=ExecutionOptions(should_stop=lambda: len(done) >= 20))
-    assert not half.complete
+    half = go_on(execution=ExecutionOptions(should_stop=lambda: len(done) >= 20))
+    assert not half.is_complete
     assert half.finished == len(done) == 20
-    whole = go_on()
-    assert len(done) == whole.total, "nothing was made twice"
+    uninterrupted = go_on()
+    assert len(done) == uninterrupted.total, "nothing was made twice"
     for name, audit in study.audits.items():
-        assert (whole.audits[name].heads, whole.audits[name].bands) == (audit.heads, audit.bands)
+        assert (uninterrupted.audits[name].heads, uninterrupted.audits[name].bands) == (audit.heads, audit.bands)
     for name, probe in study.probes.items():
-        assert whole.probes[name].items == probe.items
-        assert whole.probes[name].about | {"seconds": 0} == probe.about | {"seconds": 0}
+        assert uninterrupted.probes[name].items == probe.items
+        assert uninterrupted.probes[name].about | {"seconds": 0} == probe.about | {"seconds": 0}
 
 
-def test_what_knows_nothing_is_told_from_the_model(study: Pretrained) -> None:
-    own, random, shuffled = (study.heads(kind) for kind in ("text", "random", "shuffled"))
-    assert own is not None
+def test_a_random_weight_baseline_is_distinguished_from_the_model(study: PretrainedStudy) -> None:
+    text_heads, random, shuffled = (study.heads(kind) for kind in ("text", "random", "shuffled"))
+    assert text_heads is not None
     assert random is not None
     assert shuffled is not None
-    assert own.texts == random.texts == shuffled.texts == 6
-    for one, other in ((own, random), (own, shuffled), (random, shuffled)):
+    assert text_heads.texts == random.texts == shuffled.texts == 6
+    for one, other in ((text_heads, random), (text_heads, shuffled), (random, shuffled)):
         assert not np.allclose(one.columns["symbolic"], other.columns["symbolic"])
     assert len({tuple(row) for row in random.columns["symbolic"].round(9)}) == 6, "each text has weights of its own"
 
 
-def test_a_page_is_made_whichever_pieces_are_missing(study: Pretrained) -> None:
+def test_a_page_is_made_whichever_parts_are_missing(study: PretrainedStudy) -> None:
     names = [*study.audits, *study.probes]
     for gone in ({"text-0"}, {name for name in names if name.startswith("text")}, set(names[::2]), set(names[1::2])):
         left = {
             field: {name: each for name, each in getattr(study, field).items() if name not in gone}
             for field in ("audits", "probes")
         }
-        assert "</html>" in replace(study, **left).judged().page().html()
+        assert "</html>" in replace(study, **left).with_verdicts().page().html()
 
 
 @pytest.mark.parametrize(
@@ -121,8 +135,8 @@ def test_a_page_is_made_whichever_pieces_are_missing(study: Pretrained) -> None:
         ({}, {}, "text must be set at least once"),
     ],
 )
-def test_what_cannot_be_asked(
-    texts: dict[str, str], sizes: dict[str, Any], sentence: str, study: Pretrained, model: Path
+def test_impossible_options_are_refused(
+    texts: dict[str, str], sizes: dict[str, Any], sentence: str, study: PretrainedStudy, model: Path
 ) -> None:
     with pytest.raises(InputError, match=sentence):
         examine(str(model), texts, study.directory, device="cpu", **(SIZES | sizes))
@@ -131,7 +145,9 @@ def test_what_cannot_be_asked(
 # ---- what is done, and what claims make of it ------------------------------------------------------------------------
 
 
-def planted(study: Pretrained, change: Callable[[HeadRecord, int], dict[str, Any]], kind: str = "text") -> Pretrained:
+def with_head_values(
+    study: PretrainedStudy, change: Callable[[HeadRecord, int], dict[str, Any]], kind: str = "text"
+) -> PretrainedStudy:
     """The study with other numbers of its heads on the texts."""
     audits = dict(study.audits)
     for text in range(6):
@@ -145,22 +161,24 @@ def number(head: HeadRecord) -> int:
     return 4 * head.layer + head.head
 
 
-def retrieved(study: Pretrained, scores: dict[int, float], lost: dict[str, float], times: int = 1) -> Pretrained:
+def with_retrieval(
+    study: PretrainedStudy, scores: dict[int, float], lost: dict[str, float], times: int = 1
+) -> PretrainedStudy:
     """The study whose heads retrieve so well and whose needles, asked so many times, are lost to such a share."""
     probes = dict(study.probes)
     heads = tuple(replace(each, score=scores.get(4 * each.layer + each.head, 0.0)) for each in probes["intact"].heads)
-    found = [replace(item, right=1.0 if item.behaviour == "needle" else item.right) for item in probes["intact"].items]
-    probes["intact"] = replace(probes["intact"], heads=heads, items=tuple(found))
+    result = [replace(item, right=1.0 if item.behaviour == "needle" else item.right) for item in probes["intact"].items]
+    probes["intact"] = replace(probes["intact"], heads=heads, items=tuple(result))
     for name, share in lost.items():
         items = [
             replace(item, right=1.0, changed_right=float(at / 12 >= share), changed_nats=share + 0.01 * at)
-            for at, item in enumerate(probes["intact"].of("needle"))
+            for at, item in enumerate(probes["intact"].items_of("needle"))
         ] * times
         probes[name] = replace(probes["intact"], items=tuple(items), changes=("something",))
     return replace(study, probes=probes)
 
 
-def worth(study: Pretrained, effects: list[float], spread: float) -> Pretrained:
+def with_effects(study: PretrainedStudy, effects: list[float], spread: float) -> PretrainedStudy:
     audit = study.audits["position"]
     heads = tuple(
         replace(head, effect=value, effect_low=value - spread, effect_high=value + spread)
@@ -169,147 +187,183 @@ def worth(study: Pretrained, effects: list[float], spread: float) -> Pretrained:
     return replace(study, audits=dict(study.audits) | {"position": replace(audit, heads=heads)})
 
 
-def worth_in_some(study: Pretrained, known: Callable[[HeadRecord], bool]) -> Pretrained:
+def with_some_effects(study: PretrainedStudy, known: Callable[[HeadRecord], bool]) -> PretrainedStudy:
     """A deposit in the first head, where only the effects of these heads are known: others have no rotation."""
-    found = worth(study, ONE, 0.05)
-    audit = found.audits["position"]
+    result = with_effects(study, ONE, 0.05)
+    audit = result.audits["position"]
     none = dict.fromkeys(("effect", "effect_low", "effect_high"))
     heads = tuple(head if known(head) else replace(head, **none) for head in audit.heads)
-    return replace(found, audits=found.audits | {"position": replace(audit, heads=heads)})
+    return replace(result, audits=result.audits | {"position": replace(audit, heads=heads)})
 
 
-def along(head: HeadRecord, text: int) -> dict[str, Any]:
+def rising_centre(head: HeadRecord, text: int) -> dict[str, Any]:
     return {"positional": 0.1 * number(head), "centre": number(head) + 0.1 * text}
 
 
-def against(head: HeadRecord, text: int) -> dict[str, Any]:
+def falling_centre(head: HeadRecord, text: int) -> dict[str, Any]:
     return {"positional": 0.1 * number(head), "centre": -float(number(head))}
 
 
-def pure(head: HeadRecord, text: int) -> dict[str, Any]:
+def pure_heads(head: HeadRecord, text: int) -> dict[str, Any]:
     return {"positional": 0.95 * (number(head) == 0), "symbolic": 0.95 * (number(head) == 1)}
 
 
-def most(head: HeadRecord, text: int) -> dict[str, Any]:
+def mostly_positional(head: HeadRecord, text: int) -> dict[str, Any]:
     return {"positional": 0.9 if number(head) == 2 else 0.1}
 
 
-def some_pure(head: HeadRecord, text: int) -> dict[str, Any]:
+def pure_or_missing(head: HeadRecord, text: int) -> dict[str, Any]:
     return dict.fromkeys(("positional", "symbolic"), 0.95 if number(head) else None)
 
 
-def unknown(study: Pretrained, *names: str) -> Pretrained:
-    return planted(study, lambda head, text: dict.fromkeys(names))
+def without_scores(study: PretrainedStudy, *names: str) -> PretrainedStudy:
+    return with_head_values(study, lambda head, text: dict.fromkeys(names))
 
 
 SHARES = ("positional", "symbolic", "interaction")
 ONE = [1.0, *[0.05] * 7]
 NOISE = np.random.default_rng(0).normal(0, 0.002, 7).tolist()
-THREE = dict.fromkeys((0, 3, 5), 0.5)
-KEPT, GONE = ({f"no-others-{draw}": share for draw in range(3)} for share in (0.0, 1.0))
-DRAWN = {f"some-silent-{draw}": 0.2 for draw in range(3)}
-Change = Callable[[Pretrained], Pretrained]
+THREE_HEADS = dict.fromkeys((0, 3, 5), 0.5)
+KEPT_SHARES, LOST_SHARES = ({f"no-others-{draw}": share for draw in range(3)} for share in (0.0, 1.0))
+RANDOM_ABLATIONS = {f"some-silent-{draw}": 0.2 for draw in range(3)}
+Change = Callable[[PretrainedStudy], PretrainedStudy]
 
 
-def apart(study: Pretrained) -> Pretrained:
-    return planted(planted(planted(study, along), against, "random"), against, "shuffled")
+def with_opposite_baselines(study: PretrainedStudy) -> PretrainedStudy:
+    return with_head_values(
+        with_head_values(with_head_values(study, rising_centre), falling_centre, "random"), falling_centre, "shuffled"
+    )
 
 
 CASES: list[tuple[str, str, Change]] = [
-    ("positional-frequency", "holds", apart),
-    ("positional-frequency", "fails", lambda study: planted(study, against)),
-    ("positional-frequency", "undecided", lambda study: unknown(study, "centre")),
-    ("positional-frequency", "undecided", lambda study: unknown(study, *SHARES)),
-    ("correspondence-learned", "holds", apart),
-    ("correspondence-learned", "fails", lambda study: planted(planted(study, along), along, "random")),
-    ("correspondence-learned", "undecided", lambda study: unknown(study, *SHARES)),
-    ("previous-token-fast", "undecided", lambda study: unknown(study, "previous")),
-    ("pure-heads", "holds", lambda study: planted(study, pure)),
-    ("pure-heads", "holds", lambda study: planted(study, some_pure)),  # those that are known count
-    ("pure-heads", "holds in part", lambda study: planted(planted(study, pure), pure, "random")),
+    ("positional-frequency", "holds", with_opposite_baselines),
+    ("positional-frequency", "fails", lambda study: with_head_values(study, falling_centre)),
+    ("positional-frequency", "undecided", lambda study: without_scores(study, "centre")),
+    ("positional-frequency", "undecided", lambda study: without_scores(study, *SHARES)),
+    ("correspondence-learned", "holds", with_opposite_baselines),
+    (
+        "correspondence-learned",
+        "fails",
+        lambda study: with_head_values(with_head_values(study, rising_centre), rising_centre, "random"),
+    ),
+    ("correspondence-learned", "undecided", lambda study: without_scores(study, *SHARES)),
+    ("previous-token-fast", "undecided", lambda study: without_scores(study, "previous")),
+    ("pure-heads", "holds", lambda study: with_head_values(study, pure_heads)),
+    ("pure-heads", "holds", lambda study: with_head_values(study, pure_or_missing)),  # those that are known count
+    (
+        "pure-heads",
+        "holds in part",
+        lambda study: with_head_values(with_head_values(study, pure_heads), pure_heads, "random"),
+    ),
     ("pure-heads", "fails", lambda study: study),
-    ("pure-heads", "undecided", lambda study: unknown(study, *SHARES)),
-    ("retrieval-causal", "holds", lambda study: retrieved(study, {0: 0.5}, KEPT | {"no-retrieval": 1.0}, times=4)),
-    ("retrieval-causal", "undecided", lambda study: retrieved(study, {0: 0.5}, KEPT | {"no-retrieval": 1.0})),
-    ("retrieval-causal", "fails", lambda study: retrieved(study, {0: 0.5}, GONE | {"no-retrieval": 1.0})),
+    ("pure-heads", "undecided", lambda study: without_scores(study, *SHARES)),
+    (
+        "retrieval-causal",
+        "holds",
+        lambda study: with_retrieval(study, {0: 0.5}, KEPT_SHARES | {"no-retrieval": 1.0}, times=4),
+    ),
+    (
+        "retrieval-causal",
+        "undecided",
+        lambda study: with_retrieval(study, {0: 0.5}, KEPT_SHARES | {"no-retrieval": 1.0}),
+    ),
+    ("retrieval-causal", "fails", lambda study: with_retrieval(study, {0: 0.5}, LOST_SHARES | {"no-retrieval": 1.0})),
     ("retrieval-causal", "undecided", lambda study: study),
-    ("retrieval-slow", "holds", lambda study: retrieved(study, {0: 0.5}, DRAWN | {"slow-silent": 0.9})),
-    ("retrieval-slow", "fails", lambda study: retrieved(study, {0: 0.5}, DRAWN | {"slow-silent": 0.2})),
+    ("retrieval-slow", "holds", lambda study: with_retrieval(study, {0: 0.5}, RANDOM_ABLATIONS | {"slow-silent": 0.9})),
+    ("retrieval-slow", "fails", lambda study: with_retrieval(study, {0: 0.5}, RANDOM_ABLATIONS | {"slow-silent": 0.2})),
     ("retrieval-sparse", "undecided", lambda study: study),  # the model finds no needle
-    ("retrieval-sparse", "fails", lambda study: retrieved(study, {}, {})),
-    ("retrieval-sparse", "fails", lambda study: retrieved(study, {0: 0.5}, {})),  # one of eight is no small share
-    ("retrieval-symbolic", "undecided", lambda study: retrieved(unknown(study, *SHARES), THREE, {})),
-    ("deposit-pretrained", "holds", lambda study: worth(study, ONE, 0.05)),
-    ("deposit-pretrained", "holds", lambda study: worth(study, [0.2, *NOISE], 0.006)),  # a noise floor is no rest
-    ("deposit-pretrained", "holds", lambda study: worth_in_some(study, lambda head: not head.layer)),
-    ("deposit-pretrained", "fails", lambda study: worth(study, ONE[::-1], 0.05)),
-    ("deposit-pretrained", "fails", lambda study: worth(study, [0.1] * 8, 0.01)),
-    ("deposit-pretrained", "undecided", lambda study: worth(study, [0.0] * 8, 0.0)),
-    ("deposit-pretrained", "undecided", lambda study: worth_in_some(study, lambda head: False)),
-    ("position-worth", "holds", lambda study: worth(planted(study, most), [0.05, 0.05, 0.9, *[0.05] * 5], 0.1)),
-    ("position-worth", "fails", lambda study: worth(planted(study, most), [0.5, 0.5, 0.0, *[0.5] * 5], 0.1)),
-    ("position-worth", "undecided", lambda study: unknown(study, *SHARES)),
+    ("retrieval-sparse", "fails", lambda study: with_retrieval(study, {}, {})),
+    ("retrieval-sparse", "fails", lambda study: with_retrieval(study, {0: 0.5}, {})),  # one of eight is no small share
+    ("retrieval-symbolic", "undecided", lambda study: with_retrieval(without_scores(study, *SHARES), THREE_HEADS, {})),
+    ("deposit-pretrained", "holds", lambda study: with_effects(study, ONE, 0.05)),
+    (
+        "deposit-pretrained",
+        "holds",
+        lambda study: with_effects(study, [0.2, *NOISE], 0.006),
+    ),  # a noise floor is no rest
+    ("deposit-pretrained", "holds", lambda study: with_some_effects(study, lambda head: not head.layer)),
+    ("deposit-pretrained", "fails", lambda study: with_effects(study, ONE[::-1], 0.05)),
+    ("deposit-pretrained", "fails", lambda study: with_effects(study, [0.1] * 8, 0.01)),
+    ("deposit-pretrained", "undecided", lambda study: with_effects(study, [0.0] * 8, 0.0)),
+    ("deposit-pretrained", "undecided", lambda study: with_some_effects(study, lambda head: False)),
+    (
+        "position-worth",
+        "holds",
+        lambda study: with_effects(with_head_values(study, mostly_positional), [0.05, 0.05, 0.9, *[0.05] * 5], 0.1),
+    ),
+    (
+        "position-worth",
+        "fails",
+        lambda study: with_effects(with_head_values(study, mostly_positional), [0.5, 0.5, 0.0, *[0.5] * 5], 0.1),
+    ),
+    ("position-worth", "undecided", lambda study: without_scores(study, *SHARES)),
 ]
 
 
 @pytest.mark.parametrize(("claim", "expected", "change"), CASES)
-def test_a_claim_finds_what_is_planted(study: Pretrained, claim: str, expected: str, change: Change) -> None:
-    found = {entry.claim.id: entry.plain for entry in change(study).judged().entries}
-    assert found[claim] == expected
+def test_a_claim_recovers_planted_effects(study: PretrainedStudy, claim: str, expected: str, change: Change) -> None:
+    actual = {entry.claim.id: entry.uncorrected for entry in change(study).with_verdicts().entries}
+    assert actual[claim] == expected
 
 
-def test_texts_that_differ_leave_open_what_their_sequences_decide(study: Pretrained) -> None:
+def test_differing_texts_leave_a_claim_undecided(study: PretrainedStudy) -> None:
     """Three sequences of one text have no pure head, those of the other have: six numbers, but two texts."""
 
     def pure(head: HeadRecord, text: int) -> dict[str, Any]:
         return {"positional": 0.95 * (text < 3 or number(head) < 2), "symbolic": 0.95}
 
-    found = [each for each in by_text(planted(study, pure).judged()) if each.entry.claim.id == "pure-heads"]
-    seen = [(each.part.essential, each.part.verdict, each.verdict) for each in found]
+    actual = [
+        each
+        for each in compare_by_text(with_head_values(study, pure).with_verdicts())
+        if each.entry.claim.id == "pure-heads"
+    ]
+    seen = [(each.finding.essential, each.finding.verdict, each.verdict) for each in actual]
     assert seen == [(kind, "holds", verdict) for kind in (True, False) for verdict in ("undecided", "holds")]
-    assert [each.value for each in found[:2]] == [5.0, 8.0]
+    assert [each.value for each in actual[:2]] == [5.0, 8.0]
     one = replace(study, plan=replace(study.plan, sequences=1, texts=dict.fromkeys("abcdef", "")))
-    assert list(by_text(one.judged())) == [], "of one sequence a text there is nothing to be drawn together"
+    assert list(compare_by_text(one.with_verdicts())) == [], (
+        "of one sequence a text there is nothing to be drawn together"
+    )
 
 
-def test_changes_are_of_the_heads_and_frequencies_that_are_named(study: Pretrained) -> None:
+def test_changes_target_the_named_heads_and_frequencies(study: PretrainedStudy) -> None:
     def looks(head: HeadRecord, text: int) -> dict[str, Any]:
         return {"previous": 0.8 if number(head) in (1, 6) else 0.1}
 
-    chosen = retrieved(planted(study, looks), {2: 0.5, 3: 0.2, 5: 0.1, 7: 0.09}, {})
+    chosen = with_retrieval(with_head_values(study, looks), {2: 0.5, 3: 0.2, 5: 0.1, 7: 0.09}, {})
     audits = [chosen.audits[f"text-{text}"] for text in range(6)]
     plan = replace(chosen.plan, texts=TEXTS)
     intact = chosen.probes["intact"]
-    assert retrieving(intact) == [(0, 2), (0, 3), (1, 1)]
-    assert previous(audits) == [(0, 1), (1, 2)]
+    assert retrieval_heads(intact) == [(0, 2), (0, 3), (1, 1)]
+    assert previous_token_heads(audits) == [(0, 1), (1, 2)]
     zero = changes_of("no-retrieval", plan, audits, intact)
     assert [(c.layer, c.heads, c.output) for c in zero] == [(0, (2, 3), "zero"), (1, (1,), "zero")]
     draws = [changes_of(f"no-others-{draw}", plan, audits, intact) for draw in range(3)]
     for draw in draws:
         heads = {(c.layer, head) for c in draw for head in c.heads or ()}
         assert len(heads) == 3
-        assert not heads & set(retrieving(intact))
+        assert not heads & set(retrieval_heads(intact))
         assert [len(c.heads or ()) for c in draw] == [2, 1]
     quarter = changes_of("slow-silent", plan, audits, intact)
     assert [(c.layer, c.heads) for c in quarter] == [(0, (2, 3)), (1, (1,))]
-    assert all(c.bands is not None and c.bands.silent == (3,) for c in quarter), "the slowest of four pairs"
+    assert all(c.bands is not None and c.bands.drop == (3,) for c in quarter), "the slowest of four pairs"
     still = changes_of("retrieval-still", plan, audits, intact)
     assert [(c.layer, c.heads) for c in still] == [(c.layer, c.heads) for c in quarter], "the heads that retrieve"
-    assert all(c.bands is not None and (c.bands.still, c.bands.silent) == ((3,), ()) for c in still)
+    assert all(c.bands is not None and (c.bands.freeze, c.bands.drop) == ((3,), ()) for c in still)
     fast = changes_of("fast-still", plan, audits, intact)
-    assert [(c.layer, c.heads, c.bands.still if c.bands else ()) for c in fast] == [(0, (1,), (0,)), (1, (2,), (0,))]
+    assert [(c.layer, c.heads, c.bands.freeze if c.bands else ()) for c in fast] == [(0, (1,), (0,)), (1, (2,), (0,))]
     first = changes_of("still-0", plan, audits, intact)
-    assert [(c.layer, c.heads, c.bands.still if c.bands else ()) for c in first] == [(0, None, (0,)), (1, None, (0,))]
+    assert [(c.layer, c.heads, c.bands.freeze if c.bands else ()) for c in first] == [(0, None, (0,)), (1, None, (0,))]
     assert changes_of("still-7", plan, audits, intact) == [], "there are four pairs for eight bands"
     assert changes_of("intact", plan, audits, intact) == []
 
 
-def test_order_of_texts_and_overlap_do_not_matter(study: Pretrained, model: Path) -> None:
+def test_text_order_and_overlap_do_not_matter(study: PretrainedStudy, model: Path) -> None:
     again = examine(str(model), dict(reversed(TEXTS.items())), study.directory, device="cpu", **SIZES)
     assert again.audits == study.audits
     loaded = load_model(str(model), device="cpu")
     plan = replace(study.plan, texts=TEXTS)
-    windows = Making(loaded, plan, study.directory, lambda what, done, total: None).windows
+    windows = PartRunner(loaded, plan, study.directory, lambda what, done, total: None).token_sequences
     for text, rows in zip(TEXTS.values(), (windows[:3], windows[3:]), strict=True):
         whole = loaded.tokenizer()(text, add_special_tokens=False)["input_ids"]
         rest = list(whole)
@@ -318,12 +372,12 @@ def test_order_of_texts_and_overlap_do_not_matter(study: Pretrained, model: Path
             rest = rest[at + 95 :]  # the next one begins after it
 
 
-def test_models_that_do_not_turn_or_predict_have_fewer_pieces() -> None:
-    plan = Plan(model="m", texts=TEXTS, sequences=3)
-    names = [name for name, _ in plan.pieces()]
+def test_models_without_rotation_or_prediction_have_fewer_parts() -> None:
+    plan = PretrainedPlan(model="m", texts=TEXTS, sequences=3)
+    names = [name for name, _ in plan.iter_parts()]
     assert len(names) == len(set(names)) == 42
-    still = [name for name, _ in replace(plan, turns=False).pieces()]
+    still = [name for name, _ in replace(plan, turns=False).iter_parts()]
     assert set(names) - set(still) >= {"still-0", "slow-silent", "position", "bands"}
     assert "intact" in still
-    assert [name for name, _ in replace(plan, turns=False, biased=True).pieces()] == [*still, "position"]
-    assert [name for name, _ in replace(plan, turns=False, predicts=False).pieces()][18:] == ["silenced"]
+    assert [name for name, _ in replace(plan, turns=False, biased=True).iter_parts()] == [*still, "position"]
+    assert [name for name, _ in replace(plan, turns=False, predicts=False).iter_parts()][18:] == ["silenced"]

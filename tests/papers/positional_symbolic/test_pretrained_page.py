@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from tests.report.charts import rows_of
 
-from toeplens.papers.positional_symbolic.pretrained import Pretrained, gather
+from toeplens.papers.positional_symbolic.pretrained import PretrainedStudy, gather
 from toeplens.papers.positional_symbolic.pretrained.parts import effects_of
 
 RESULTS = Path(__file__).parents[3] / "results"
 
 
 @pytest.fixture(scope="module")
-def study() -> Pretrained:
+def study() -> PretrainedStudy:
     return gather(RESULTS / "smollm2")
 
 
-def test_the_first_screen_counts_heads_and_verdicts(study: Pretrained) -> None:
+def test_the_first_screen_counts_heads_and_verdicts(study: PretrainedStudy) -> None:
     page, heads = study.page(), study.heads("text")
     assert heads is not None
     assert page.question == "Do the heads of models/smollm2 use position or content?"
@@ -30,17 +30,17 @@ def test_the_first_screen_counts_heads_and_verdicts(study: Pretrained) -> None:
     tally = Counter(entry.verdict for entry in study.entries)
     assert all(f"{verdict} ({count})" in page.answer for verdict, count in tally.items())
     assert study.entries[0].evidence[0].capitalize() in page.answer
-    assert [row[2].plain for row in page.tables[0].body] == [entry.verdict for entry in study.entries]
+    assert [row[2].plain_text for row in page.tables[0].body] == [entry.verdict for entry in study.entries]
     assert not page.warnings
 
 
-def test_charts_draw_the_record(study: Pretrained, tmp_path: Path) -> None:
+def test_charts_draw_the_record(study: PretrainedStudy, tmp_path: Path) -> None:
     charts, heads = study.charts(), study.heads("text")
     assert heads is not None
     assert list(charts) == ["plane", "frequencies", "maps", "silenced", "position", "bands", "layers", "needles"]
-    drawn = [row for row in rows_of(charts["plane"]) if row["kind"] == "The model"]
-    np.testing.assert_allclose([row["positional"] for row in drawn], heads.mean("positional"), rtol=1e-4)
-    np.testing.assert_allclose([row["symbolic"] for row in drawn], heads.mean("symbolic"), rtol=1e-4)
+    rows = [row for row in rows_of(charts["plane"]) if row["kind"] == "The model"]
+    np.testing.assert_allclose([row["positional"] for row in rows], heads.mean("positional"), rtol=1e-4)
+    np.testing.assert_allclose([row["symbolic"] for row in rows], heads.mean("symbolic"), rtol=1e-4)
     removed = [row["value"] for row in rows_of(charts["position"])]
     np.testing.assert_allclose(removed, effects_of(study.audits["position"]), rtol=1e-4)
     bands = {(row["series"], row["band"]): row["value"] for row in rows_of(charts["bands"])}
@@ -53,10 +53,10 @@ def test_charts_draw_the_record(study: Pretrained, tmp_path: Path) -> None:
         chart.save(tmp_path / "chart.svg")
 
 
-def test_an_encoder_and_a_study_with_nothing_finished_have_pages(study: Pretrained) -> None:
+def test_encoders_and_empty_studies_have_pages(study: PretrainedStudy) -> None:
     encoder = gather(RESULTS / "minilm")
     assert list(encoder.charts()) == ["plane", "maps", "silenced"]
-    empty = replace(study, audits={}, probes={}, finished=0).judged()
+    empty = replace(study, audits={}, probes={}, finished=0).with_verdicts()
     page = empty.page()
     assert page.picture is None
     assert page.warnings == [f"0 of {study.total} parts are finished. Claims on others stay open."]

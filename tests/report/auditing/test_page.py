@@ -11,25 +11,25 @@ import numpy as np
 import pytest
 import torch
 import vl_convert
+from tests.backends.hf.models import GROUPED, tiny
 from tests.report import charts
-from tests.sources.huggingface.models import GROUPED, tiny
 
-from toeplens.ground import InputError
 from toeplens.report import Page, comparison_page
-from toeplens.report.audit import NUMBERS, digits_of, idle, to_look_at
-from toeplens.report.charts import sized, themed
+from toeplens.report.audit import NUMBERS, digits_of, is_idle, notable_heads
+from toeplens.report.charts import fit_to_width, with_light_theme
 from toeplens.report.tables import Table
-from toeplens.studies.auditing import audit, words
+from toeplens.studies.auditing import audit, sentences
 from toeplens.studies.auditing.record import HeadRecord, LayerRecord
 from toeplens.studies.auditing.result import Audit, open_audit
+from toeplens.utils import InputError
 
-NASTY = "<script>alert(1)</script>\"'&%{x}"
-ABOUT = {"model": "made/up", "class": "MadeUpModel", "model_type": "made-up", "parameters": 22713216}
-ABOUT |= {"dtype": "float32", "text": "a story", "sequences": 16, "tokens": 128, "seed": 7, "torch": "2.13.0"}
-ABOUT |= {"seconds": 12.5, "command": "toeplens audit made/up"}
+HOSTILE_NAME = "<script>alert(1)</script>\"'&%{x}"
+METADATA = {"model": "made/up", "class": "MadeUpModel", "model_type": "made-up", "parameters": 22713216}
+METADATA |= {"dtype": "float32", "text": "a story", "sequences": 16, "tokens": 128, "seed": 7, "torch": "2.13.0"}
+METADATA |= {"seconds": 12.5, "command": "toeplens audit made/up"}
 RECORD = open_audit(Path(__file__).parents[3] / "results" / "audit-smollm2")
 SHARES = ("positional", "symbolic", "interaction")
-PLACED = (
+POSITION_COLUMNS = (
     "toeplitz",
     "toeplitz_variance",
     "distance",
@@ -41,7 +41,7 @@ PLACED = (
 Shape = tuple[str, str, int, int, int]  # side, kind, layers, heads, key heads
 
 
-def made_up(
+def random_audit(
     shapes: tuple[Shape, ...] = (("encoder", "self", 6, 12, 12),),
     *,
     effect: Any = "loss",
@@ -78,13 +78,13 @@ def made_up(
                 )
             )
     return Audit(
-        about=ABOUT | about,
+        about=METADATA | about,
         layers=tuple(layers),
         heads=tuple(heads),
         effect=effect,
         method="exact" if effect else None,
         baseline=3.2104 if effect == "loss" else None,
-        whole=0.0,
+        max_difference=0.0,
         words=("once", "upon", "<s>", " a"),
     )
 
@@ -98,7 +98,7 @@ def _head(
     if not (rotary and shares):
         gone |= {"norm_use": (), "variance_use": (), "centre": None}
     if kind != "self":
-        gone |= {**dict.fromkeys(PLACED), "profile": ()}
+        gone |= {**dict.fromkeys(POSITION_COLUMNS), "profile": ()}
     elif head == 0:
         gone |= {"induction": None}
     if effect:
@@ -107,13 +107,15 @@ def _head(
     return replace(found, side=side, kind=kind, layer=layer, head=head, **gone)
 
 
-BERT = made_up()
+BERT = random_audit()
 CAUSAL = (("decoder", "self", 24, 16, 4),)
-ROTARY = made_up(CAUSAL, rotary=True, seed=1)
-BOTH = made_up((("encoder", "self", 4, 8, 8), ("decoder", "self", 3, 8, 8), ("decoder", "cross", 3, 8, 8)), seed=2)
-BARE = made_up(effect=None, seed=3)
-UNTOLD = made_up(shares=False, effect="states", seed=4)
-SINGLE = made_up((("decoder", "self", 1, 1, 1),), effect=None)
+ROTARY = random_audit(CAUSAL, rotary=True, seed=1)
+ENCODER_DECODER = random_audit(
+    (("encoder", "self", 4, 8, 8), ("decoder", "self", 3, 8, 8), ("decoder", "cross", 3, 8, 8)), seed=2
+)
+WITHOUT_EFFECTS = random_audit(effect=None, seed=3)
+WITHOUT_SHARES = random_audit(shares=False, effect="states", seed=4)
+SINGLE = random_audit((("decoder", "self", 1, 1, 1),), effect=None)
 EMPTY = replace(BERT, heads=tuple(HeadRecord(h.side, h.kind, h.layer, h.head) for h in BERT.heads), effect=None)
 UNIFORM = {"entropy": 0.97, "effect": 0.0, "effect_low": -0.01, "effect_high": 0.01, "symbolic": 0.9}
 
@@ -125,15 +127,17 @@ def rows_of(page: Page, figure: str) -> list[dict[str, Any]]:
 
 def table_of(page: Page, name: str) -> dict[str, dict[str, str]]:
     """A table's texts by row and column."""
-    found: Table = next(each for each in page.tables if each.name == name)
-    columns = found.columns()
-    texts = [[cell.plain for cell in row] for row in found.body]
+    result: Table = next(each for each in page.tables if each.name == name)
+    columns = result.columns()
+    texts = [[cell.plain_text for cell in row] for row in result.body]
     return {row[0]: dict(zip(columns, row, strict=True)) for row in texts}
 
 
-@pytest.mark.parametrize("made", [BERT, ROTARY, BOTH, UNTOLD], ids=["bert", "rotary", "both", "untold"])
+@pytest.mark.parametrize(
+    "made", [BERT, ROTARY, ENCODER_DECODER, WITHOUT_SHARES], ids=["bert", "rotary", "both", "untold"]
+)
 def test_every_number_of_every_head_is_in_the_table(made: Audit) -> None:
-    table, called = table_of(made.page(), "All heads"), words.Names.of(made)
+    table, called = table_of(made.page(), "All heads"), sentences.HeadNames.of_audits(made)
     assert len(table) == len(made.heads)
     for head in made.heads:
         row = table[called.short(head)]
@@ -156,14 +160,14 @@ def test_charts_show_the_record() -> None:
         [2.0 ** (h.centre or 0) for h in ROTARY.heads], rel=1e-4
     )
     for name in SHARES:
-        wanted = [getattr(head, name) for head in ROTARY.heads]
-        assert [row[name] for row in rows_of(page, "shares")] == pytest.approx(wanted, rel=1e-4)
+        expected = [getattr(head, name) for head in ROTARY.heads]
+        assert [row[name] for row in rows_of(page, "shares")] == pytest.approx(expected, rel=1e-4)
     for name in ("effect", "effect_low", "effect_high"):
-        wanted = [getattr(head, name) for head in ROTARY.heads]
-        assert [row[name] for row in rows_of(page, "effects")] == pytest.approx(wanted, rel=1e-4)
+        expected = [getattr(head, name) for head in ROTARY.heads]
+        assert [row[name] for row in rows_of(page, "effects")] == pytest.approx(expected, rel=1e-4)
     layer = ROTARY.layers[3]
     use = [row["value"] for row in rows_of(page, "use") if row["layer"] == "L4"]
-    mean = np.mean([head.variance_use for head in ROTARY.of(layer)], axis=0)
+    mean = np.mean([head.variance_use for head in ROTARY.heads_of(layer)], axis=0)
     np.testing.assert_allclose(use, mean[1:-1], rtol=1e-4)
     partial = tuple(replace(head, variance_use=(0.5, *head.variance_use[1:-1], -0.1)) for head in ROTARY.heads)
     pairs = [row["pair"] for row in rows_of(replace(ROTARY, heads=partial).page(), "use") if row["layer"] == "L4"]
@@ -176,7 +180,7 @@ def test_charts_show_the_record() -> None:
 
 
 def test_the_strongest_heads_of_each_kind_are_named() -> None:
-    page, chosen = RECORD.page(), to_look_at(RECORD)
+    page, chosen = RECORD.page(), notable_heads(RECORD)
     previous = max(RECORD.heads, key=lambda head: head.previous or 0)
     assert len(chosen) == 10
     assert set(chosen.values()) == {"previous", "induction", "positional"}
@@ -195,15 +199,15 @@ def test_the_strongest_heads_of_each_kind_are_named() -> None:
     assert "Ablation effects were not measured." in page.notes
 
 
-def test_heads_that_do_nothing_are_apart() -> None:
+def test_idle_heads_are_listed_separately() -> None:
     heads = tuple(replace(head, **UNIFORM) if at < 5 else head for at, head in enumerate(BERT.heads))
-    made = replace(BERT, heads=heads)
-    assert [idle(made, head) for head in heads[4:6]] == [True, False]
-    assert not idle(made, replace(heads[0], effect=0.1, effect_low=0.05, effect_high=0.2))
+    changed = replace(BERT, heads=heads)
+    assert [is_idle(changed, head) for head in heads[4:6]] == [True, False]
+    assert not is_idle(changed, replace(heads[0], effect=0.1, effect_low=0.05, effect_high=0.2))
     symbolic = sum((head.symbolic or 0) > 0.5 for head in heads[5:])
-    assert f"of {symbolic} mostly on content; 5 that do nothing are not counted" in made.page().answer
-    assert [row["mark"] for row in rows_of(made.page(), "map")][:5] == ["–"] * 5
-    page = comparison_page(BERT, made, ("base", "other"))
+    assert f"of {symbolic} mostly on content; 5 that do nothing are not counted" in changed.page().answer
+    assert [row["mark"] for row in rows_of(changed.page(), "map")][:5] == ["–"] * 5
+    page = comparison_page(BERT, changed, ("base", "other"))
     kinds = table_of(page, "Kinds of heads")
     assert (kinds["Near-uniform, no effect"]["base"], kinds["Near-uniform, no effect"]["other"]) == ("0", "5")
     assert kinds["Symbolic share over 0.5"]["other"] == str(symbolic)
@@ -212,8 +216,15 @@ def test_heads_that_do_nothing_are_apart() -> None:
     }
 
 
-def test_what_is_missing_has_no_figure() -> None:
-    made = {"rotary": ROTARY, "bert": BERT, "bare": BARE, "untold": UNTOLD, "single": SINGLE, "empty": EMPTY}
+def test_missing_values_have_no_chart() -> None:
+    made = {
+        "rotary": ROTARY,
+        "bert": BERT,
+        "bare": WITHOUT_EFFECTS,
+        "untold": WITHOUT_SHARES,
+        "single": SINGLE,
+        "empty": EMPTY,
+    }
     drawn = {name: [figure.id for figure in each.page().figures] for name, each in made.items()}
     assert drawn == {
         "rotary": ["map", "frequency", "shares", "use", "effects"],
@@ -223,8 +234,10 @@ def test_what_is_missing_has_no_figure() -> None:
         "single": ["map", "shares"],
         "empty": [],
     }
-    assert UNTOLD.page().warnings == ["Shares unknown in layers 1–6. Reason: the bias depends on the content of keys."]
-    assert "moves the last hidden states by" in UNTOLD.page().answer
+    assert WITHOUT_SHARES.page().warnings == [
+        "Shares unknown in layers 1–6. Reason: the bias depends on the content of keys."
+    ]
+    assert "moves the last hidden states by" in WITHOUT_SHARES.page().answer
     assert EMPTY.page().answer == "No values are known for any head."
     assert set(EMPTY._repr_mimebundle_()) == {"text/plain"}
     failed = replace(BERT, layers=(replace(BERT.layers[0], outputs=1e-3), *BERT.layers[1:]))
@@ -236,13 +249,15 @@ def test_what_is_missing_has_no_figure() -> None:
     assert "initialised randomly (2): a, b." in holed[1].warnings[0]
 
 
-def test_every_chart_is_drawn_at_any_width_and_large_models_fit() -> None:
-    large = made_up((("decoder", "self", 32, 32, 8),), rotary=True, seed=5)
-    pages = [each.page() for each in (RECORD, BOTH, SINGLE, large)]
-    pages += [comparison_page(*pair, ("a", "b")) for pair in ((ROTARY, ROTARY), (BERT, BOTH), (SINGLE, SINGLE))]
+def test_every_chart_is_drawn_at_any_width_also_for_large_models() -> None:
+    large = random_audit((("decoder", "self", 32, 32, 8),), rotary=True, seed=5)
+    pages = [each.page() for each in (RECORD, ENCODER_DECODER, SINGLE, large)]
+    pages += [
+        comparison_page(*pair, ("a", "b")) for pair in ((ROTARY, ROTARY), (BERT, ENCODER_DECODER), (SINGLE, SINGLE))
+    ]
     for page in pages:
         for name, chart in page.charts().items():
-            svg = vl_convert.vegalite_to_svg(sized(chart.to_dict(), 340))
+            svg = vl_convert.vegalite_to_svg(fit_to_width(chart.to_dict(), 340))
             assert svg.startswith("<svg"), name
             assert "NaN" not in svg, name
     assert len(pages[3].html()) < 1_500_000
@@ -251,33 +266,36 @@ def test_every_chart_is_drawn_at_any_width_and_large_models_fit() -> None:
 
 def test_a_notebook_shows_the_map() -> None:
     (shown,) = RECORD._repr_mimebundle_().values()
-    assert themed(RECORD.page().picture.chart).to_dict()["title"]["subtitle"][0] in shown
+    assert with_light_theme(RECORD.page().picture.chart).to_dict()["title"]["subtitle"][0] in shown
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
-def test_numbers_whose_sums_are_too_large_are_refused() -> None:
+def test_values_whose_sums_overflow_are_refused() -> None:
     heads = tuple(replace(h, variance_use=(1e308,) * len(h.variance_use)) for h in ROTARY.heads)
     with pytest.raises(InputError, match=r"^report: the record is damaged"):
         replace(ROTARY, heads=heads).page().html()
 
 
-def test_hostile_names_are_text() -> None:
-    layers = tuple(replace(one, module=NASTY, position=NASTY, unknown=f"{NASTY}: {NASTY}") for one in BERT.layers)
-    nasty = replace(BERT, about=dict.fromkeys(ABOUT, NASTY), layers=layers, words=(NASTY,))
-    assert words.unknown(nasty) == [("layers 1–6", NASTY)]
-    for page in (nasty.page(), comparison_page(nasty, BARE, (NASTY, "b"))):
+def test_hostile_names_are_escaped() -> None:
+    layers = tuple(
+        replace(one, module=HOSTILE_NAME, position=HOSTILE_NAME, unknown=f"{HOSTILE_NAME}: {HOSTILE_NAME}")
+        for one in BERT.layers
+    )
+    nasty = replace(BERT, about=dict.fromkeys(METADATA, HOSTILE_NAME), layers=layers, words=(HOSTILE_NAME,))
+    assert sentences.unknown_layers(nasty) == [("layers 1–6", HOSTILE_NAME)]
+    for page in (nasty.page(), comparison_page(nasty, WITHOUT_EFFECTS, (HOSTILE_NAME, "b"))):
         assert "<script>alert" not in page.html()
         assert "&lt;script&gt;alert" in page.html()
 
 
-def test_two_audits_side_by_side() -> None:
+def test_two_audits_are_compared_side_by_side() -> None:
     turned = tuple(replace(one, frequencies=tuple(x / 4 for x in one.frequencies)) for one in ROTARY.layers)
-    other = replace(made_up(CAUSAL, rotary=True, seed=8, model="longer", tokens=256), layers=turned)
+    other = replace(random_audit(CAUSAL, rotary=True, seed=8, model="longer", tokens=256), layers=turned)
     page = comparison_page(ROTARY, other, ("base", "long"))
     assert page.warnings[0].startswith("Different inputs (tokens differ).")
-    drawn = [row for row in rows_of(page, "heads") if row["measure"] == "Positional share" and row["kind"] is not None]
-    assert [row["first"] for row in drawn] == pytest.approx([head.positional for head in ROTARY.heads], rel=1e-4)
-    assert [row["second"] for row in drawn] == pytest.approx([head.positional for head in other.heads], rel=1e-4)
+    rows = [row for row in rows_of(page, "heads") if row["measure"] == "Positional share" and row["kind"] is not None]
+    assert [row["first"] for row in rows] == pytest.approx([head.positional for head in ROTARY.heads], rel=1e-4)
+    assert [row["second"] for row in rows] == pytest.approx([head.positional for head in other.heads], rel=1e-4)
     table = table_of(page, "What changed most")
     for measure, name in (("Positional share", "positional"), ("Effect", "effect"), ("Induction", "induction")):
         pairs = [[getattr(head, name) for head in heads] for heads in zip(ROTARY.heads, other.heads, strict=True)]
@@ -294,14 +312,14 @@ def test_two_audits_side_by_side() -> None:
     assert named[0].partition("  ")[2] in page.answer
     assert any("only indicative" in note for note in page.notes)
     assert comparison_page(BERT, BERT, ("a", "b")).answer == "No head changed."
-    assert "Effects are not compared." in comparison_page(BERT, UNTOLD, ("a", "b")).warnings[0]
-    assert "Effect" not in table_of(comparison_page(BERT, UNTOLD, ("a", "b")), "What changed most")
+    assert "Effects are not compared." in comparison_page(BERT, WITHOUT_SHARES, ("a", "b")).warnings[0]
+    assert "Effect" not in table_of(comparison_page(BERT, WITHOUT_SHARES, ("a", "b")), "What changed most")
 
 
-def test_models_of_other_shapes_are_compared_by_their_distributions() -> None:
-    page = comparison_page(BERT, BOTH, ("a", "b"))
+def test_models_of_different_shapes_are_compared_by_distribution() -> None:
+    page = comparison_page(BERT, ENCODER_DECODER, ("a", "b"))
     drawn = [row for row in rows_of(page, "heads") if row["measure"] == "Positional share"]
-    for name, made in (("a", BERT), ("b", BOTH)):
+    for name, made in (("a", BERT), ("b", ENCODER_DECODER)):
         assert sum(row["share"] for row in drawn if row["series"] == name) == pytest.approx(1, abs=1e-3)
         median = np.median([head.positional for head in made.heads if head.positional is not None])
         assert table_of(page, "Kinds of heads")["Median: positional share"][name] == f"{median:.3f}"
@@ -309,7 +327,7 @@ def test_models_of_other_shapes_are_compared_by_their_distributions() -> None:
     assert comparison_page(EMPTY, EMPTY, ("a", "b")).answer == "No values are known in both."
 
 
-def test_bands_are_in_one_scale_with_their_change() -> None:
+def test_bands_share_one_scale_with_their_change() -> None:
     tokens = torch.randint(3, 31, (3, 20), generator=torch.Generator().manual_seed(4))
     banded = audit(tiny("LlamaForCausalLM", **GROUPED), tokens, effects="bands")
     bands = tuple(replace(b, effect=(b.effect or 0) + (0.5 if at == 3 else 0)) for at, b in enumerate(banded.bands))
@@ -322,4 +340,4 @@ def test_bands_are_in_one_scale_with_their_change() -> None:
     band = banded.bands[3]
     text = f"Band that changed most: pairs {band.first + 1}–{band.last + 1} in L{band.layer + 1}, from "
     assert text in page.answer
-    assert vl_convert.vegalite_to_svg(sized(page.charts()["bands"].to_dict(), 600)).startswith("<svg")
+    assert vl_convert.vegalite_to_svg(fit_to_width(page.charts()["bands"].to_dict(), 600)).startswith("<svg")

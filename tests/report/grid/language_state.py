@@ -7,19 +7,19 @@ from functools import cache
 from pathlib import Path
 
 from toeplens.studies import Results
-from toeplens.studies.grid import Grid
+from toeplens.studies.grid import GridStudy
 
 RECORD = Path(__file__).parents[3] / "results" / "language"
 
 
 @cache
-def _recorded() -> Grid:
-    return Grid.gather(RECORD)
+def recorded_state() -> GridStudy:
+    return GridStudy.gather(RECORD)
 
 
-def language_grid(directory: Path, finished: int | None = None) -> Grid:
+def language_grid(directory: Path, finished: int | None = None) -> GridStudy:
     """Of its first ``finished`` models by seed (default: all); as of a study in ``directory``."""
-    state = _recorded()
+    state = recorded_state()
     ordered = sorted(state.results.cells, key=lambda cell: cell.key.seed)[:finished]
     share = len(ordered) / state.total
     return replace(state, directory=directory, results=Results(ordered), finished=len(ordered), share=share)

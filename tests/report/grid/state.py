@@ -10,20 +10,20 @@ import numpy as np
 from tests.studies import measures
 
 from toeplens.lens import HeadAblation
-from toeplens.studies import CellResult, Claim, Entry, Finding, Key, Results
-from toeplens.studies.grid import Grid, GridSpec, cells, grid_spec
-from toeplens.studies.grid.measured import relations
+from toeplens.studies import CellKey, CellResult, Claim, Finding, LedgerEntry, Results
+from toeplens.studies.grid import GridSpec, GridStudy, grid_cells, grid_spec
+from toeplens.studies.grid.measures import relations
 
 LAYERS, HEADS, SEEDS = 2, 3, 2
-TURNS = (1.0, 0.1, 0.0)  # radians a token; the last never turns
+FREQUENCIES = (1.0, 0.1, 0.0)  # radians a token; the last never turns
 FACTORS = (1.0, 1.25, 1.5, 2.0, 4.0)
-NASTY = "<script>alert('x')</script>&"
-WHY = "labels: <b>a text so long</b> has other ones."
+HOSTILE_NAME = "<script>alert('x')</script>&"
+REASON = "labels: <b>a text so long</b> has other ones."
 CHANCE, GUESS = 0.125, 0.2
-UNSKILLED, HALF_DIVERGED, LOST = ("index", "nope"), ("retrieval", "t5"), ("retrieval", "alibi")
+UNSKILLED, HALF_DIVERGED, WITHOUT_WEIGHTS = ("index", "nope"), ("retrieval", "t5"), ("retrieval", "alibi")
 
 
-def made_up_spec(**changes: Any) -> GridSpec:
+def random_spec(**changes: Any) -> GridSpec:
     """Two tasks by four encodings, one encoding on one task alone, and a scan."""
     content = {
         "title": "Made up",
@@ -55,7 +55,7 @@ def _shares(rng: np.random.Generator) -> dict[str, Any]:
 
 def _extrapolation(rng: np.random.Generator, accuracy: float) -> dict[str, Any]:
     rows = [
-        measures.longer(
+        measures.length_result(
             factor,
             accuracy * float(rng.uniform(0.4, 1)) if factor > 1 else accuracy,
             chance=CHANCE,
@@ -65,17 +65,17 @@ def _extrapolation(rng: np.random.Generator, accuracy: float) -> dict[str, Any]:
         for factor in FACTORS[:-1]
     ]
     rng.uniform()
-    return measures.extrapolation([*rows, measures.longer(FACTORS[-1], None, why=WHY)])
+    return measures.extrapolation([*rows, measures.length_result(FACTORS[-1], None, reason=REASON)])
 
 
-def _cell(key: Key, *, accuracy: float, rotates: bool, watched: bool) -> CellResult:
+def _cell(key: CellKey, *, accuracy: float, rotates: bool, watched: bool) -> CellResult:
     rng = np.random.default_rng(np.random.Philox(sum(map(ord, f"{key.task}{key.label}{key.seed}"))))
     drops = rng.uniform(-0.02, 0.9, (LAYERS, HEADS))
     curves = np.full((LAYERS, HEADS + 1), accuracy)
     shares = _shares(rng)
     shares["positional"][0][0] = shares["symbolic"][0][0] = shares["interaction"][0][0] = None  # a flat head
-    why = {"why": "encoding: it does not turn."}
-    use = measures.frequency([[list(TURNS)] * HEADS] * LAYERS, rng.uniform(-8, 0, (LAYERS, HEADS)))
+    reason = {"reason": "encoding: it does not turn."}
+    use = measures.frequency([[list(FREQUENCIES)] * HEADS] * LAYERS, rng.uniform(-8, 0, (LAYERS, HEADS)))
     return CellResult(
         key=key,
         run="0" * 16,
@@ -92,26 +92,26 @@ def _cell(key: Key, *, accuracy: float, rotates: bool, watched: bool) -> CellRes
         by_loss=HeadAblation(3 * drops, 3 * drops, 3 * drops, 0.5, np.full_like(curves, np.nan), 64, CHANCE, "loss"),
         measures={
             "behaviour": measures.behaviour(**shares),
-            "frequency": use if rotates else why,
-            "bands": measures.bands(rng.uniform(0, 1, (LAYERS, HEADS, len(TURNS)))) if rotates else why,
+            "frequency": use if rotates else reason,
+            "bands": measures.bands(rng.uniform(0, 1, (LAYERS, HEADS, len(FREQUENCIES)))) if rotates else reason,
             "toeplitz": measures.toeplitz(rng.uniform(0, 1, (LAYERS, HEADS))),
             "extrapolation": _extrapolation(rng, accuracy),
         },
-        watched=[{"step": step, "accuracy": step / 20, **_shares(rng)} for step in (0, 4, 12)] if watched else [],
+        probe_rows=[{"step": step, "accuracy": step / 20, **_shares(rng)} for step in (0, 4, 12)] if watched else [],
     )
 
 
 def _diverged(cell: CellResult) -> CellResult:
     gone = {"test_accuracy": None}
-    return replace(cell, status="diverged", result=gone, ablation=None, by_loss=None, measures={}, watched=[])
+    return replace(cell, status="diverged", result=gone, ablation=None, by_loss=None, measures={}, probe_rows=[])
 
 
-def made_up_grid(directory: Path, spec: GridSpec | None = None, finished: int | None = None) -> Grid:
+def random_grid(directory: Path, spec: GridSpec | None = None, finished: int | None = None) -> GridStudy:
     """Its first ``finished`` models (default: all); some of them without skill, some diverged."""
-    spec = spec or made_up_spec()
-    places = cells(spec)
+    spec = spec or random_spec()
+    places = grid_cells(spec)
     rotating = {column.label for column in spec.columns() if column.encoding.startswith("rope")}
-    found = []
+    result = []
     for at, place in enumerate(places[:finished]):
         key, pair = place.key, (place.key.task, place.key.label)
         accuracy = 0.25 if pair == UNSKILLED else 0.5 + 0.01 * (at % 40)
@@ -121,31 +121,31 @@ def made_up_grid(directory: Path, spec: GridSpec | None = None, finished: int | 
             rotates=key.label in rotating,
             watched=key.task in spec.tasks and spec.tasks[key.task].watch,
         )
-        gone = pair == LOST or (pair == HALF_DIVERGED and key.seed == spec.first_seed)
-        found.append(_diverged(cell) if gone else cell)
-    results = Results(found)
-    claim = Claim("all-well", "arXiv <0>", f"All is well, {NASTY}", "A rule & more.", lambda data: ())
-    return Grid(
+        gone = pair == WITHOUT_WEIGHTS or (pair == HALF_DIVERGED and key.seed == spec.first_seed)
+        result.append(_diverged(cell) if gone else cell)
+    results = Results(result)
+    claim = Claim("all-well", "arXiv <0>", f"All is well, {HOSTILE_NAME}", "A rule & more.", lambda data: ())
+    return GridStudy(
         directory=directory,
         spec=spec,
         results=results,
-        entries=[Entry(claim, None, "holds in part", "holds in part", (Finding("holds", "evidence <1>"),))]
-        if found
+        entries=[LedgerEntry(claim, None, "holds in part", "holds in part", (Finding("holds", "evidence <1>"),))]
+        if result
         else [],
         relations=relations(spec, results),
-        finished=len(found),
+        finished=len(result),
         total=len(places),
-        share=len(found) / len(places),
+        share=len(result) / len(places),
         environment={"command": "made up", "seconds": 12.5, "torch": "2"},
     )
 
 
-def recorded_grid(directory: Path) -> Grid:
+def recorded_grid(directory: Path) -> GridStudy:
     """The same with all that training in two steps leaves of a model, so that it can be written down and read back."""
-    state, found = made_up_grid(directory), []
+    state, results = random_grid(directory), []
     for cell in state.results.cells:
         accuracy = cell.result["test_accuracy"]
         rows = [{"epoch": n, "step": n, "train_accuracy": accuracy, "test_accuracy": accuracy} for n in (1, 2)]
         result = {"seconds": 1.0, "steps": 2, "test_loss": 0.5, **cell.result}
-        found.append(replace(cell, epochs=rows, result=result))
-    return replace(state, results=Results(found))
+        results.append(replace(cell, epochs=rows, result=result))
+    return replace(state, results=Results(results))

@@ -8,102 +8,113 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.report.grid.language_state import language_grid
-from tests.report.grid.test_page import rows_of, table
+from tests.report.grid.test_page import rows_of, table_of
 
-from toeplens.lens import over_seeds
+from toeplens.lens import mean_over_seeds
 from toeplens.report import Page
 from toeplens.studies import CellResult, Results
-from toeplens.studies.grid import Grid
-from toeplens.studies.grid.language import bits
+from toeplens.studies.grid import GridStudy
+from toeplens.studies.grid.language import bits_per_byte
 
 
 @pytest.fixture(scope="module")
-def state(tmp_path_factory: pytest.TempPathFactory) -> Grid:
+def state(tmp_path_factory: pytest.TempPathFactory) -> GridStudy:
     return language_grid(tmp_path_factory.mktemp("language"))
 
 
 @pytest.fixture(scope="module")
-def page(state: Grid) -> Page:
+def page(state: GridStudy) -> Page:
     return state.page()
 
 
-def _of(state: Grid, label: str) -> list[CellResult]:
-    return state.results.of("language", label)
+def cell_of(state: GridStudy, label: str) -> list[CellResult]:
+    return state.results.cells_of("language", label)
 
 
-def test_the_answer_is_the_lowest_loss_and_the_picture_its_interval(state: Grid, page: Page) -> None:
-    losses = {column.title: [bits(cell) for cell in _of(state, column.label)] for column in state.spec.columns()}
+def test_the_answer_is_the_lowest_loss_with_its_interval(state: GridStudy, page: Page) -> None:
+    losses = {
+        column.title: [bits_per_byte(cell) for cell in cell_of(state, column.label)] for column in state.spec.columns()
+    }
     best = min(losses, key=lambda title: np.mean(losses[title]))
-    found = over_seeds(np.array(losses[best]))
-    told = f"{best} has the lowest loss at the training length, {found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
+    result = mean_over_seeds(np.array(losses[best]))
+    told = (
+        f"{best} has the lowest loss at the training length, {result.value:.3f} [{result.low:.3f}, {result.high:.3f}]"
+    )
     assert page.answer.replace("\u00a0", " ").startswith(told)
     near = [row for row in rows_of(page, "loss") if row["panel"] == "At the training length"]
     row = next(row for row in near if row["encoding"] == best)
-    assert [row[name] for name in ("value", "low", "high")] == pytest.approx([found.value, found.low, found.high], 1e-3)
+    assert [row[name] for name in ("value", "low", "high")] == pytest.approx(
+        [result.value, result.low, result.high], 1e-3
+    )
     ends = losses["RoPE"]
-    shown = table(page, "Benefits and costs of encodings")
-    assert shown["RoPE"][0] == f"{np.mean(ends):.3f} ({min(ends):.3f} to {max(ends):.3f})"
-    assert next(iter(shown)) == best
+    table_rows = table_of(page, "Benefits and costs of encodings")
+    assert table_rows["RoPE"][0] == f"{np.mean(ends):.3f} ({min(ends):.3f} to {max(ends):.3f})"
+    assert next(iter(table_rows)) == best
     assert "verdicts are only indicative" in page.notes[1]
 
 
-def test_losses_by_length_and_position_are_means_over_seeds(state: Grid, page: Page) -> None:
+def test_losses_by_length_and_position_are_means_over_seeds(state: GridStudy, page: Page) -> None:
     for part, panel in (("end", "End of the text"), ("whole", "Whole text"), ("sliding", "Sliding window")):
-        rows = [cell.measures["bits"]["lengths"] for cell in _of(state, "rope")]
+        rows = [cell.measures["bits"]["lengths"] for cell in cell_of(state, "rope")]
         known = [at for at, row in enumerate(rows[0]) if row[part]["value"] is not None]
-        drawn = [row for row in rows_of(page, "bits") if (row["series"], row["panel"]) == ("RoPE", panel)]
-        assert [row["factor"] for row in drawn] == [rows[0][at]["factor"] for at in known]
-        wanted = [np.mean([row[at][part]["value"] for row in rows]) for at in known]
-        assert [row["value"] for row in drawn] == pytest.approx(wanted, 1e-4)
-    last = [cell.measures["bits"]["positions"][-1]["value"] for cell in _of(state, "rope")]
-    drawn = [row["value"] for row in rows_of(page, "positions") if row["series"] == "RoPE"]
-    assert drawn[-1] == pytest.approx(np.mean(last), 1e-4)
+        values = [row for row in rows_of(page, "bits") if (row["series"], row["panel"]) == ("RoPE", panel)]
+        assert [row["factor"] for row in values] == [rows[0][at]["factor"] for at in known]
+        expected = [np.mean([row[at][part]["value"] for row in rows]) for at in known]
+        assert [row["value"] for row in values] == pytest.approx(expected, 1e-4)
+    last = [cell.measures["bits"]["positions"][-1]["value"] for cell in cell_of(state, "rope")]
+    values = [row["value"] for row in rows_of(page, "positions") if row["series"] == "RoPE"]
+    assert values[-1] == pytest.approx(np.mean(last), 1e-4)
 
 
-def test_needles_and_effects_of_position_are_maps(state: Grid, page: Page) -> None:
-    first = _of(state, "rope")[0].measures["needles"]["rows"][0]
-    found = [cell.measures["needles"]["rows"][0]["accuracy"]["value"] for cell in _of(state, "rope")]
-    drawn = {(row["panel"], row["factor"], row["depth"]): row["value"] for row in rows_of(page, "needles")}
-    assert drawn["RoPE", first["factor"], first["depth"]] == pytest.approx(np.mean(found), abs=1e-4)
-    lost = [cell.measures["position-loss"] for cell in _of(state, "rope")]
+def test_needles_and_position_effects_are_heatmaps(state: GridStudy, page: Page) -> None:
+    first = cell_of(state, "rope")[0].measures["needles"]["rows"][0]
+    actual = [cell.measures["needles"]["rows"][0]["accuracy"]["value"] for cell in cell_of(state, "rope")]
+    drawn_values = {(row["panel"], row["factor"], row["depth"]): row["value"] for row in rows_of(page, "needles")}
+    assert drawn_values["RoPE", first["factor"], first["depth"]] == pytest.approx(np.mean(actual), abs=1e-4)
+    lost = [cell.measures["position-loss"] for cell in cell_of(state, "rope")]
     drops = [np.where(np.array(each["low"]) > 0, each["drops"], 0) for each in lost]
     shares = np.mean([-np.sort(-each / each.sum(), axis=1) for each in drops], axis=0)
-    drawn = [row["value"] for row in rows_of(page, "position-share") if row["panel"] == "RoPE"]
-    np.testing.assert_allclose(drawn, shares.ravel(), atol=1e-4)
+    drawn_values = [row["value"] for row in rows_of(page, "position-share") if row["panel"] == "RoPE"]
+    np.testing.assert_allclose(drawn_values, shares.ravel(), atol=1e-4)
     assert "NoPE" not in {row["panel"] for row in rows_of(page, "position-share")}, "without an effect"
 
 
-def test_extensions_have_their_gains(state: Grid, page: Page) -> None:
+def test_extensions_show_their_gains(state: GridStudy, page: Page) -> None:
     (shown,) = [each for each in page.tables if each.name == "Context extension"]
-    rows = {(row[0].plain, row[1].plain, row[2].plain): [cell.whole for cell in row[3:]] for row in shown.body}
+    rows = {
+        (row[0].plain_text, row[1].plain_text, row[2].plain_text): [cell.full_text for cell in row[3:]]
+        for row in shown.body
+    }
     for measure, method, title, steps in (
         ("extension", "yarn", "YaRN", "0"),
         ("extension-tuned", "interpolation", "Position interpolation", "92"),
     ):
-        found = [
+        actual = [
             (row["bits"]["value"], row["gain"]["value"])
-            for cell in _of(state, "rope")
+            for cell in cell_of(state, "rope")
             for row in cell.measures[measure]["rows"]
             if (row["method"], row["factor"]) == (method, 4.0)
         ]
-        value, gain = np.mean(found, axis=0)
+        value, gain = np.mean(actual, axis=0)
         assert rows["RoPE", title, steps][2] == f"{value:.3f} ({gain:+.3f}; helps)".replace("-", "−")
 
 
-def test_a_study_of_language_alone_leaves_out_accuracies(page: Page, tmp_path: Path) -> None:
-    wanted = ["loss", "bits", "positions", "needles", "copies", "plane", "kinds", "heads", "position-share", "centre"]
-    assert [each.id for each in page.figures] == wanted
+def test_a_language_only_study_omits_accuracies(page: Page, tmp_path: Path) -> None:
+    expected = ["loss", "bits", "positions", "needles", "copies", "plane", "kinds", "heads", "position-share", "centre"]
+    assert [each.id for each in page.figures] == expected
     assert "Test accuracy by task and encoding" not in {each.name for each in page.tables}
     assert len(page.sections) <= 6
     for name, chart in page.charts().items():
         chart.save(tmp_path / f"{name}.svg")
 
 
-def test_a_part_of_a_study_and_none_of_it(tmp_path: Path) -> None:
-    one = language_grid(tmp_path, finished=8)
-    assert one.page().warnings[0].startswith("Not complete: 8 of 24 models are finished")
+def test_partial_and_empty_studies_have_pages(tmp_path: Path) -> None:
+    partial_state = language_grid(tmp_path, finished=8)
+    assert partial_state.page().warnings[0].startswith("Not complete: 8 of 24 models are finished")
     assert language_grid(tmp_path, finished=0).page().figures == []
-    bare = [replace(cell, measures={"bits": cell.measures["bits"]}, by_loss=None) for cell in one.results.cells]
-    page = replace(one, results=Results(bare)).page()
+    bare = [
+        replace(cell, measures={"bits": cell.measures["bits"]}, by_loss=None) for cell in partial_state.results.cells
+    ]
+    page = replace(partial_state, results=Results(bare)).page()
     assert [each.id for each in page.figures] == ["loss", "bits", "positions"]
     assert page.html()

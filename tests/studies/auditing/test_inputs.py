@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from tests.sources.huggingface.models import GPT, GROUPED, SIZES, T5, calls_in, tiny
+from tests.backends.hf.models import GPT, GROUPED, SIZES, T5, calls_in, tiny
 from tests.studies.probing.models import WORDS, tokenizer
 from torch import Tensor
 
 from toeplens.cli.audit_output import audit_notes
-from toeplens.ground import InputError
 from toeplens.lens import behaviour, frequency_use
 from toeplens.studies.auditing import Audit, audit, inputs, read_tokens
-from toeplens.studies.auditing.effects import over_texts, way_of
+from toeplens.studies.auditing.effects import describe_intervals, merge_texts
 from toeplens.studies.auditing.inputs import from_texts
+from toeplens.utils import InputError
 
 LENGTHS = (12, 19, 26)
 IDS = [torch.randint(4, 31, (n,), generator=torch.Generator().manual_seed(n)) for n in LENGTHS]
@@ -45,12 +45,12 @@ def model_of(kind: str) -> Any:
 
 
 @cache
-def together(kind: str) -> Audit:
+def audit_of_batch(kind: str) -> Audit:
     return audit(model_of(kind), IDS)
 
 
 @cache
-def alone(kind: str) -> list[Audit]:
+def audits_of_single_sequences(kind: str) -> list[Audit]:
     return [audit(model_of(kind), ids[None]) for ids in IDS]
 
 
@@ -61,19 +61,19 @@ def inputs_of(kind: str, ids: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_patterns_are_means_over_the_queries_of_each(kind: str) -> None:
-    for at, head in enumerate(together(kind).heads):
-        each = [found.heads[at] for found in alone(kind)]
+def test_patterns_are_means_over_the_queries_of_all_sequences(kind: str) -> None:
+    for at, head in enumerate(audit_of_batch(kind).heads):
+        heads = [actual.heads[at] for actual in audits_of_single_sequences(kind)]
         one_sees_itself = head.side == "decoder" and head.kind == "self"  # the first, whose entropy is not taken
         for name, less in QUERIES.items():
             less = one_sees_itself if name == "entropy" else less and head.kind == "self"
-            values = [getattr(one, name) for one in each]
+            values = [getattr(one, name) for one in heads]
             if None in values:
                 assert getattr(head, name) is None, name
             else:
-                wanted = np.average(values, weights=[n - less for n in LENGTHS])
-                assert getattr(head, name) == pytest.approx(wanted, abs=1e-5), name
-        bins = [np.pad(one.profile, (0, len(head.profile) - len(one.profile))) for one in each]
+                expected = np.average(values, weights=[n - less for n in LENGTHS])
+                assert getattr(head, name) == pytest.approx(expected, abs=1e-5), name
+        bins = [np.pad(one.profile, (0, len(head.profile) - len(one.profile))) for one in heads]
         assert head.profile == pytest.approx(np.average(bins, axis=0, weights=LENGTHS).tolist(), abs=1e-5)
 
 
@@ -82,29 +82,29 @@ def test_patterns_are_means_over_the_queries_of_each(kind: str) -> None:
     [("Mistral", "exact"), ("BERT", "exact"), ("T5", "exact"), ("Llama", "position"), ("Llama", "bands")],
 )
 def test_effects_are_means_over_the_sequences(kind: str, effects: Any) -> None:
-    found, each = together(kind), alone(kind)
+    actual, each = audit_of_batch(kind), audits_of_single_sequences(kind)
     if effects != "exact":
-        found, *each = (audit(model_of(kind), data, effects=effects) for data in (IDS, *(ids[None] for ids in IDS)))
-    assert found.effect == ("states" if kind == "BERT" else "loss")
-    rows = [one.bands if effects == "bands" else one.heads for one in (found, *each)]
+        actual, *each = (audit(model_of(kind), data, effects=effects) for data in (IDS, *(ids[None] for ids in IDS)))
+    assert actual.effect == ("states" if kind == "BERT" else "loss")
+    rows = [one.bands if effects == "bands" else one.heads for one in (actual, *each)]
     for whole, *parts in zip(*rows, strict=True):
         assert whole.effect == pytest.approx(np.mean([part.effect for part in parts]), abs=1e-5)
     if kind != "BERT":
-        assert found.baseline == pytest.approx(np.mean([one.baseline for one in each]), abs=1e-5)
+        assert actual.baseline == pytest.approx(np.mean([one.baseline for one in each]), abs=1e-5)
 
 
 @pytest.mark.parametrize("kind", ROTARY)
-def test_shares_are_those_of_all_variances_together(kind: str) -> None:
+def test_shares_pool_the_variances_of_all_sequences(kind: str) -> None:
     """Of each sequence alone, weighed by its queries and their variance; means of norms by its visible pairs."""
     pairs = [sum(min(i + 1, 5) if kind == "Mistral" else i + 1 for i in range(n)) for n in LENGTHS]
     calls = [calls_in(model_of(kind), inputs_of(kind, ids)) for ids in IDS]
     for layer in range(2):
-        placed = [each[layer].placed() for each in calls]
+        placed = [each[layer].behaviour_arguments() for each in calls]
         shares = [behaviour(**one) for one in placed]
         weights = np.stack([one.variance * one.queries for one in shares])
         norms = torch.stack([frequency_use(**one).norms for one in placed])
         use = (norms * torch.tensor(pairs).view(-1, 1, 1)).sum(0)
-        for head in together(kind).of(together(kind).layers[layer]):
+        for head in audit_of_batch(kind).heads_of(audit_of_batch(kind).layers[layer]):
             for name in ("positional", "symbolic", "interaction"):
                 values = [getattr(one, name)[head.head] for one in shares]
                 assert getattr(head, name) == pytest.approx(np.average(values, weights=weights[:, head.head]), abs=1e-5)
@@ -112,43 +112,45 @@ def test_shares_are_those_of_all_variances_together(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_shares_alone_and_together_are_known_alike(kind: str) -> None:
-    found = together(kind)
-    assert [one.unknown is None for one in found.layers] == [one.unknown is None for one in alone(kind)[0].layers]
-    for one, other in zip(found.layers, alone(kind)[0].layers, strict=True):
+def test_shares_are_available_for_batches_as_for_single_sequences(kind: str) -> None:
+    actual = audit_of_batch(kind)
+    assert [one.unknown is None for one in actual.layers] == [
+        one.unknown is None for one in audits_of_single_sequences(kind)[0].layers
+    ]
+    for one, other in zip(actual.layers, audits_of_single_sequences(kind)[0].layers, strict=True):
         assert one.position.removesuffix(", with a mask on keys") == other.position
-    assert [one.window for one in found.layers] == [5 if kind == "Mistral" else None] * len(found.layers)
-    said = [one.unknown for one in found.layers]
+    assert [one.window for one in actual.layers] == [5 if kind == "Mistral" else None] * len(actual.layers)
+    said = [one.unknown for one in actual.layers]
     if kind in ("GPT2", "BERT"):
         assert all("at least 8 sequences of one length are needed" in (each or "") for each in said)
 
 
-def test_lists_arrays_tensors_and_files_are_taken_alike(tmp_path: Path) -> None:
+def test_lists_arrays_tensors_and_files_are_equivalent(tmp_path: Path) -> None:
     (tmp_path / "ids.json").write_text(json.dumps([ids.tolist() for ids in IDS]))
     kinds = [[ids.tolist() for ids in IDS], [ids.numpy() for ids in IDS], read_tokens(tmp_path / "ids.json")]
     for data in kinds:
-        assert audit(model_of("Llama"), data).heads == together("Llama").heads
+        assert audit(model_of("Llama"), data).heads == audit_of_batch("Llama").heads
     cut = audit(model_of("Llama"), IDS, max_tokens=12, effects="none")
     assert "lengths" not in cut.about
     assert cut.about["tokens"] == 12
 
 
-def test_a_text_that_is_shorter_is_read_at_its_own_length() -> None:
+def test_a_shorter_text_is_read_at_its_own_length() -> None:
     model, long, short = tiny("LlamaForCausalLM", **GROUPED | {"vocab_size": 700}), "apple dog river " * 30, "sea sun"
     texts = {"long": long, "short": short}
-    found = audit(model, texts, tokenizer=tokenizer(), max_tokens=20, sequences=3, effects="none")
-    assert found.about["lengths"] == [20, 20, len(tokenizer()(short)["input_ids"])]
-    assert found.about["texts"] == ["long", "long", "short"]
+    actual = audit(model, texts, tokenizer=tokenizer(), max_tokens=20, sequences=3, effects="none")
+    assert actual.about["lengths"] == [20, 20, len(tokenizer()(short)["input_ids"])]
+    assert actual.about["texts"] == ["long", "long", "short"]
 
 
 def test_padding_that_changes_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model without a mask for it, and one that goes by the tokens after a sequence."""
     model = tiny("BertModel", **SIZES)
-    own = type(model).forward
-    monkeypatch.setattr(model, "forward", lambda input_ids: own(model, input_ids))
+    forward = type(model).forward
+    monkeypatch.setattr(model, "forward", lambda input_ids: forward(model, input_ids))
     with pytest.raises(InputError, match=r"^tokens must be sequences of one length: BertModel takes no attention_mask"):
         audit(model, IDS)
-    monkeypatch.setattr(model, "forward", lambda input_ids, attention_mask=None: own(model, input_ids))
+    monkeypatch.setattr(model, "forward", lambda input_ids, attention_mask=None: forward(model, input_ids))
     with pytest.raises(InputError, match=r"padding changes the outputs of BertModel"):
         audit(model, IDS)
 
@@ -172,28 +174,28 @@ def model() -> Any:
 
 
 @pytest.fixture(scope="module")
-def found(model: Any) -> Audit:
+def texts_audit(model: Any) -> Audit:
     return audit(model, TEXTS, **OPTIONS)
 
 
 @pytest.mark.parametrize("start", [2**70, "a"])
-def test_a_decoder_begins_with_a_token(start: Any) -> None:
+def test_a_decoder_input_begins_with_its_start_token(start: Any) -> None:
     config = SimpleNamespace(is_encoder_decoder=True, decoder_start_token_id=start)
     with pytest.raises(InputError, match=r"^model: decoder_start_token_id must be a token of its"):
         inputs.inputs_of(SimpleNamespace(config=config, device="cpu"), from_texts(tokenizer(), TEXTS, 2, 8))
 
 
-def test_each_sequence_is_the_beginning_of_its_text() -> None:
-    made = from_texts(tokenizer(), TEXTS, 5, 16)
-    assert made.texts == ("novel", "novel", "novel", "code", "code")
-    assert made.origin == "3 from novel and 2 from code"
+def test_each_sequence_is_a_prefix_of_its_text() -> None:
+    sequences = from_texts(tokenizer(), TEXTS, 5, 16)
+    assert sequences.texts == ("novel", "novel", "novel", "code", "code")
+    assert sequences.origin == "3 from novel and 2 from code"
     for name, content in TEXTS.items():
-        own = made.tokens[[number for number, each in enumerate(made.texts) if each == name]]
+        rows = sequences.tokens[[number for number, each in enumerate(sequences.texts) if each == name]]
         ids = tokenizer()(content, add_special_tokens=False)["input_ids"]
-        assert own[:, 1:].flatten().tolist() == ids[: own[:, 1:].numel()]  # after <s>
+        assert rows[:, 1:].flatten().tolist() == ids[: rows[:, 1:].numel()]  # after <s>
 
 
-def test_a_beginning_that_the_tokenizer_does_not_add_is_said(model: Any) -> None:
+def test_a_missing_bos_token_is_reported(model: Any) -> None:
     from tokenizers import processors
 
     def audited_with(tokens: Any) -> Audit:
@@ -202,40 +204,40 @@ def test_a_beginning_that_the_tokenizer_does_not_add_is_said(model: Any) -> None
     bare, none = tokenizer(), tokenizer()
     bare.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A")
     none.backend_tokenizer.post_processor, none.bos_token = bare.backend_tokenizer.post_processor, None
-    made = audited_with(bare)
-    assert made.about["unused_bos"] == "<s>"
+    audited = audited_with(bare)
+    assert audited.about["unused_bos"] == "<s>"
     assert "text: the tokenizer has a beginning-of-text token, <s>, but does not add it to sequences" in list(
-        audit_notes(made)
+        audit_notes(audited)
     )
     for other in (tokenizer(), none):  # one that adds it, and one that has none
         assert "unused_bos" not in audited_with(other).about
 
 
-def test_an_audit_of_several_texts_is_that_of_their_sequences(model: Any, found: Audit) -> None:
+def test_an_audit_of_several_texts_covers_all_their_sequences(model: Any, texts_audit: Audit) -> None:
     """With the second text in it: the mean of those of each, and Student's interval over their two means."""
-    each = [audit(model, content, **OPTIONS | {"sequences": 2}) for content in TEXTS.values()]
-    assert all("texts" not in one.about for one in each)
-    for at, head in enumerate(found.heads):
-        means = np.array([one.heads[at].effect for one in each], dtype=float)
+    single_audits = [audit(model, content, **OPTIONS | {"sequences": 2}) for content in TEXTS.values()]
+    assert all("texts" not in one.about for one in single_audits)
+    for at, head in enumerate(texts_audit.heads):
+        means = np.array([one.heads[at].effect for one in single_audits], dtype=float)
         assert head.effect == pytest.approx(means.mean(), abs=1e-5)
         reach = stats.t.ppf(0.975, 1) * means.std(ddof=1) / np.sqrt(2)
         ends = [means.mean() - reach, means.mean() + reach]
         assert [head.effect_low, head.effect_high] == pytest.approx(ends, abs=1e-4)
 
 
-def test_texts_of_many_sequences_weigh_as_much_as_they_are() -> None:
+def test_texts_are_weighted_by_their_sequences() -> None:
     """The mean is that over sequences, and the parts' spread that of the linearised mean, by hand."""
     parts, texts = np.random.default_rng(0).normal(size=(7, 2, 3)), ("a", "a", "a", "a", "b", "c", "c")
-    own, each = over_texts(parts, texts), parts.mean(1)
-    np.testing.assert_allclose(own.mean((0, 1)), parts.mean((0, 1)), atol=1e-12)
-    wanted = [each.mean(0) + 3 / 7 * (rows - each.mean(0)).sum(0) for rows in (each[:4], each[4:5], each[5:])]
-    np.testing.assert_allclose(own[:, 0], wanted, atol=1e-12)
-    assert over_texts(parts, ()) is parts
-    assert way_of(parts, 16, texts) == "over 3 texts"
-    assert way_of(parts, 16) == "over blocks of about 8 tokens within the sequences"
+    interval, each = merge_texts(parts, texts), parts.mean(1)
+    np.testing.assert_allclose(interval.mean((0, 1)), parts.mean((0, 1)), atol=1e-12)
+    expected = [each.mean(0) + 3 / 7 * (rows - each.mean(0)).sum(0) for rows in (each[:4], each[4:5], each[5:])]
+    np.testing.assert_allclose(interval[:, 0], expected, atol=1e-12)
+    assert merge_texts(parts, ()) is parts
+    assert describe_intervals(parts, 16, texts) == "over 3 texts"
+    assert describe_intervals(parts, 16) == "over blocks of about 8 tokens within the sequences"
 
 
-def test_what_cannot_be_done_with_several_texts(model: Any) -> None:
+def test_options_that_do_not_work_with_several_texts_are_refused(model: Any) -> None:
     with pytest.raises(InputError, match=r"^first must not be set for several texts, got 3"):
         audit(model, TEXTS, first=3, **OPTIONS)
     with pytest.raises(InputError, match="max_tokens must be larger than the 1 tokens"):

@@ -8,16 +8,16 @@ import pytest
 from scipy.stats import spearmanr
 from torch import Tensor, tensor
 
-from toeplens.ground import InputError
-from toeplens.sources.huggingface import load_model, load_tokenizer
+from toeplens.backends.hf import load_model, load_tokenizer
 from toeplens.studies import audit
+from toeplens.utils import InputError
 
 pytestmark = pytest.mark.heavy
 
 ROOT = Path(__file__).parents[3]
 
 
-def there(name: str) -> str:
+def open_published_audit(name: str) -> str:
     path = ROOT / "models" / name
     if not (path / "config.json").exists():
         pytest.skip(f"{path} is not there: make real-models MODELS={name} fetches it")
@@ -45,24 +45,24 @@ def test_large_logits_are_proved(
     name: str, logit: tuple[float, float], allowed: tuple[float, float], correlation: float
 ) -> None:
     """In float32; the tolerance follows from the logits, layer by layer. What heads do is as in other models."""
-    model = load_model(there(name), dtype="float32", device="cpu")
-    found = audit(model, texts(there(name), 512), effects="none")
-    first = found.layers[0]
+    model = load_model(open_published_audit(name), dtype="float32", device="cpu")
+    actual = audit(model, texts(open_published_audit(name), 512), effects="none")
+    first = actual.layers[0]
     assert logit[0] < first.logit < logit[1]
     assert allowed[0] < first.tolerance < allowed[1]
-    assert all(layer.used is not None and layer.used < 0.7 and layer.undecided == 0 for layer in found.layers)
-    assert all(layer.tolerance < 1e-4 for layer in found.layers[-10:])
-    assert all(layer.unknown is None for layer in found.layers)
-    shares = [(head.positional, head.centre) for head in found.heads]
+    assert all(layer.used is not None and layer.used < 0.7 and layer.undecided == 0 for layer in actual.layers)
+    assert all(layer.tolerance < 1e-4 for layer in actual.layers[-10:])
+    assert all(layer.unknown is None for layer in actual.layers)
+    shares = [(head.positional, head.centre) for head in actual.heads]
     assert spearmanr(*zip(*shares, strict=True)).statistic == pytest.approx(correlation, abs=0.05)
-    previous = sorted(found.heads, key=lambda head: -(head.previous or 0))[:6]
-    induction = sorted(found.heads, key=lambda head: -(head.induction or 0))[:6]
+    previous = sorted(actual.heads, key=lambda head: -(head.previous or 0))[:6]
+    induction = sorted(actual.heads, key=lambda head: -(head.induction or 0))[:6]
     assert all((head.positional or 0) > 0.8 for head in previous)
     assert all((head.symbolic or 0) > 0.85 for head in induction)
 
 
 def test_bfloat16_is_too_coarse_for_its_first_layer() -> None:
-    name = there("qwen2.5-coder-0.5b")
+    name = open_published_audit("qwen2.5-coder-0.5b")
     model = load_model(name, dtype="bfloat16", device="cpu")
     with pytest.raises(
         InputError, match=r"bfloat16 is too coarse for the attention of model.layers.0.*--dtype float32"

@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 import torch
 from pyarrow import parquet
-from tests.sources.huggingface.models import GPT, GROUPED, T5, calls_in, tiny
+from tests.backends.hf.models import GPT, GROUPED, T5, calls_in, tiny
 from torch import Tensor
 
-from toeplens.ground import EnvironmentFailure, InputError
+from toeplens.backends import DecoderSource
+from toeplens.backends.hf import attention as masks_module
+from toeplens.backends.hf import calls as calls_module
+from toeplens.backends.hf import calls as proof_module
 from toeplens.lens import AttentionTrace, behaviour, fit_decay
-from toeplens.sources import DecoderSource
-from toeplens.sources.huggingface import attention as masks_module
-from toeplens.sources.huggingface import calls as calls_module
-from toeplens.sources.huggingface import calls as proof_module
 from toeplens.studies import auditing
-from toeplens.studies.auditing import COLUMNS, Audit, audit, effects, measuring, words
+from toeplens.studies.auditing import COLUMNS, Audit, audit, effects, measuring, sentences
 from toeplens.training import Batches, Run, run_spec, train
 from toeplens.training.presets import starting_spec
+from toeplens.utils import EnvironmentFailure, InputError
 
 SIZES = GROUPED | {"vocab_size": 60}
 TOKENS = torch.randint(3, 60, (9, 24), generator=torch.Generator().manual_seed(1))
@@ -56,40 +56,40 @@ def attentions_of(model: Any, tokens: Tensor) -> list[Tensor]:
     before = model.config._attn_implementation
     model.config._attn_implementation = "eager"
     with torch.no_grad():
-        found = model(input_ids=tokens, output_attentions=True).attentions
+        result = model(input_ids=tokens, output_attentions=True).attentions
     model.config._attn_implementation = before
-    return [x.double() for x in found]
+    return [x.double() for x in result]
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Mistral", "GPT2"])
-def test_patterns_are_those_of_the_models_own_attention(kind: str) -> None:
-    found, size = audit_of(kind), TOKENS.shape[1]
-    heads = {(head.layer, head.head): head for head in found.heads}
+def test_patterns_match_the_models_own_attention(kind: str) -> None:
+    actual, size = audit_of(kind), TOKENS.shape[1]
+    heads = {(head.layer, head.head): head for head in actual.heads}
     assert len(heads) == 8
     away = (torch.arange(size)[:, None] - torch.arange(size)).abs()
     for layer, weights in enumerate(attentions_of(model_of(kind), TOKENS)):
         for head in range(4):
-            own, record = weights[:, head], heads[layer, head]
-            diagonal = [own.diagonal(-k, dim1=1, dim2=2) for k in (0, 1)]
+            head_weights, record = weights[:, head], heads[layer, head]
+            diagonal = [head_weights.diagonal(-k, dim1=1, dim2=2) for k in (0, 1)]
             assert record.current == pytest.approx(float(diagonal[0].mean()), abs=1e-6)
             assert record.previous == pytest.approx(float(diagonal[1].mean()), abs=1e-6)
-            assert record.distance == pytest.approx(float((own * away).sum() / own.sum()), abs=1e-4)
-            bins = [float((own * (away.log2().floor() == k)).sum() / (9 * size)) for k in range(5)]
+            assert record.distance == pytest.approx(float((head_weights * away).sum() / head_weights.sum()), abs=1e-4)
+            bins = [float((head_weights * (away.log2().floor() == k)).sum() / (9 * size)) for k in range(5)]
             assert record.profile == pytest.approx([float(diagonal[0].mean()), *bins], abs=1e-6)
             assert record.next is None
             assert record.sink == pytest.approx(0, abs=1e-6)
 
 
-def shares_by_table(q: Tensor, k: Tensor, turns: Tensor | None, window: int | None) -> list[float]:
+def reference_shares(q: Tensor, k: Tensor, turns: Tensor | None, window: int | None) -> list[float]:
     """Positional, symbolic and interaction share of one head, from each query's table of logits, in full."""
     sums, size = np.zeros(3), q.shape[1]
     for b in range(len(q)):
         place = torch.zeros_like(k[b]) if turns is not None else k.mean(0)
         for i in range(1, size):
             first = 0 if window is None else max(0, i - window + 1)
-            seen = range(first, i + 1)
+            visible = range(first, i + 1)
             rows = []
-            for j in seen:
+            for j in visible:
                 contents = (k[b] - place)[first : i + 1] + place[j]
                 if turns is not None:
                     z, w = torch.complex(contents[:, :4], contents[:, 4:]), torch.complex(q[b, i, :4], q[b, i, 4:])
@@ -104,7 +104,7 @@ def shares_by_table(q: Tensor, k: Tensor, turns: Tensor | None, window: int | No
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Mistral", "GPT2"])
-def test_shares_are_those_of_the_tables(kind: str) -> None:
+def test_shares_match_explicit_tables(kind: str) -> None:
     """Rotated keys are moved whole; keys that nothing turns have their mean over the sequences as position part."""
     model = model_of(kind)
     with torch.no_grad():
@@ -123,11 +123,11 @@ def test_shares_are_those_of_the_tables(kind: str) -> None:
         key = head if kind == "GPT2" else head // 2
         parts = q[..., 8 * head : 8 * head + 8], k[..., 8 * key : 8 * key + 8]
         record = audit_of(kind).heads[head]
-        wanted = shares_by_table(*parts, turns, window)
-        assert [record.positional, record.symbolic, record.interaction] == pytest.approx(wanted, abs=1e-5)
+        expected = reference_shares(*parts, turns, window)
+        assert [record.positional, record.symbolic, record.interaction] == pytest.approx(expected, abs=1e-5)
 
 
-def test_rotary_layers_have_frequencies_and_others_say_what_they_have() -> None:
+def test_rotary_layers_have_frequencies_and_others_state_their_position() -> None:
     llama, gpt, t5 = audit_of("Llama"), audit_of("GPT2"), audit(model_of("T5"), TOKENS, effects="none")
     assert llama.layers[0].frequencies == pytest.approx([1, 0.1, 0.01, 0.001], abs=1e-6)
     assert llama.layers[0].position == "rotation of 4 pairs, 8 of 8 dimensions (half)"
@@ -148,9 +148,9 @@ def test_decays_are_fitted_to_mean_logits_by_distance(kind: str) -> None:
     """Of the captured logits, written out pair by pair; causal, and with keys on both sides."""
     model, size = model_of(kind), TOKENS.shape[1]
     inputs = {"input_ids": TOKENS} | ({"decoder_input_ids": TOKENS} if kind == "T5" else {})
-    found, logits = audit(model, TOKENS, effects="none"), calls_in(model, inputs)[0].logits()
+    actual, logits = audit(model, TOKENS, effects="none"), calls_in(model, inputs)[0].logits()
     pairs = [(i, j) for i in range(size) for j in range(size) if kind == "T5" or j <= i]
-    for head in found.of(found.layers[0]):
+    for head in actual.heads_of(actual.layers[0]):
         by_distance: list[list[float]] = [[] for _ in range(size)]
         for i, j in pairs:
             by_distance[abs(i - j)] += logits[:, head.head, i, j].tolist()
@@ -161,24 +161,24 @@ def test_decays_are_fitted_to_mean_logits_by_distance(kind: str) -> None:
         assert head.decay.parameters == pytest.approx(dict(best.parameters), rel=1e-3, abs=1e-4)
         half = best.half_distance if best.r2 >= 0.5 else np.nan
         assert head.half_distance == (pytest.approx(half, rel=1e-3) if np.isfinite(half) else None)
-    assert {head.decay for head in found.heads if head.kind == "cross"} <= {None}
+    assert {head.decay for head in actual.heads if head.kind == "cross"} <= {None}
 
 
 @pytest.mark.parametrize("size", [24, 8])
-def test_the_ends_of_known_kernels_are_eigenvalues(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spectrum_ends_of_known_kernels_are_eigenvalues(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the Hermitian part of the bias as a matrix of all tokens or of the most that are asked for.
 
     T5's of both sides, and of a decoder, which sees one.
     """
     if size < TOKENS.shape[1]:
-        monkeypatch.setattr(measuring, "ROWS", size)
+        monkeypatch.setattr(measuring, "MAX_ROWS", size)
     model = model_of("T5")
-    found = audit(model, TOKENS, effects="none")
+    actual = audit(model, TOKENS, effects="none")
     buckets = {"encoder": model.encoder.block[0].layer[0].SelfAttention, "decoder": model.decoder.block[0].layer[0]}
     buckets["decoder"] = buckets["decoder"].SelfAttention
     for side, attention in buckets.items():
         bias = attention.compute_bias(size, size)[0].detach().double().numpy()
-        for head in (head for head in found.heads if (head.side, head.kind, head.layer) == (side, "self", 0)):
+        for head in (head for head in actual.heads if (head.side, head.kind, head.layer) == (side, "self", 0)):
             matrix = bias[head.head] if side == "encoder" else np.tril(bias[head.head])
             eigenvalues = np.linalg.eigvalsh((matrix + matrix.T) / 2)
             assert head.kernel.size == size
@@ -186,13 +186,13 @@ def test_the_ends_of_known_kernels_are_eigenvalues(size: int, monkeypatch: pytes
             assert head.kernel.symbol_low <= head.kernel.lowest + 1e-9
             assert head.kernel.symbol_high >= head.kernel.highest - 1e-9
     assert {head.kernel for head in audit_of("Llama").heads} == {None}
-    assert f"matrices of {size} tokens, have eigenvalues from " in " ".join(words.findings(found))
-    assert Audit.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    assert f"matrices of {size} tokens, have eigenvalues from " in " ".join(sentences.finding_sentences(actual))
+    assert Audit.from_dict(json.loads(json.dumps(actual.to_dict()))) == actual
 
 
-def test_effects_are_those_of_each_head() -> None:
+def test_effects_match_zeroing_each_head() -> None:
     """Of all sequences together, by passes in which the projection is fed 0 in place of a head."""
-    model, found = model_of("Llama"), audit_of("Llama")
+    model, actual = model_of("Llama"), audit_of("Llama")
 
     def loss(layer: int, head: int, gain: float) -> float:
         def scale(module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor]:
@@ -206,14 +206,14 @@ def test_effects_are_those_of_each_head() -> None:
         handle.remove()
         return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), TOKENS[:, 1:].flatten()))
 
-    assert found.effect == "loss"
-    assert found.baseline == pytest.approx(loss(0, 0, 1.0), abs=1e-5)
+    assert actual.effect == "loss"
+    assert actual.baseline == pytest.approx(loss(0, 0, 1.0), abs=1e-5)
     exact = audit(model, TOKENS, layers=[1])
     assert [head.layer for head in exact.heads] == [1] * 4
     for head in range(4):
-        whole = exact.heads[head]
-        assert whole.effect == pytest.approx(loss(1, head, 0.0) - loss(1, head, 1.0), abs=1e-5)
-        assert whole.effect_low <= whole.effect <= whole.effect_high
+        head_result = exact.heads[head]
+        assert head_result.effect == pytest.approx(loss(1, head, 0.0) - loss(1, head, 1.0), abs=1e-5)
+        assert head_result.effect_low <= head_result.effect <= head_result.effect_high
     drops = np.clip([head.effect or 0.0 for head in exact.heads], 0, None)
     deposit = exact.layers[0].deposit
     assert deposit["helps"] == pytest.approx(drops.sum())
@@ -221,17 +221,17 @@ def test_effects_are_those_of_each_head() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Llama", "GPT2"])
-def test_logits_by_offset_are_the_same_by_transforms(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_by_offset_match_with_ffts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on long inputs, where nothing but causality hides keys; float32 logits, so to 1e-5."""
     whole = audit_of(kind)
-    monkeypatch.setattr(measuring, "_LONG", 0)
+    monkeypatch.setattr(measuring, "_FOURIER_FACTOR", 0)
     parts = audit(model_of(kind), TOKENS, effects="none")
     for a, b in zip(whole.heads, parts.heads, strict=True):
         for name in set(COLUMNS) - {"side", "kind", "effect", "effect_low", "effect_high"}:
             assert getattr(a, name) == pytest.approx(getattr(b, name), abs=1e-5), name
 
 
-def test_long_inputs_form_no_table_of_all_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_inputs_allocate_no_n_by_n_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest tensor that any operation makes stays far below N x N."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -257,38 +257,38 @@ def test_long_inputs_form_no_table_of_all_queries(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def own_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     start = starting_spec("smoke", "paper", "trigger-distance", "rope", seed=0)
     return train(run_spec(**start), tmp_path_factory.mktemp("runs"))
 
 
-def test_own_runs_are_audited_alike(own: Run) -> None:
-    found = audit(own, sequences=20)
-    assert audit(own.directory, sequences=20).heads == found.heads
-    data = Batches.of(own.spec.build_task().dataset("test", 20, own.spec.data_seed), torch.device("cpu"))
-    trace = AttentionTrace(DecoderSource(own.model()), data.tokens, data.lengths)
-    wanted = behaviour(trace, counted="used")
-    made = np.array([head.positional for head in found.heads]).reshape(wanted.positional.shape)
-    np.testing.assert_allclose(made, wanted.positional, atol=1e-12)
-    assert found.effect == "loss"
-    assert all(layer.outputs < 1e-5 and layer.frequencies[0] == 1 for layer in found.layers)
+def test_own_runs_are_audited_like_pretrained_models(own_run: Run) -> None:
+    actual = audit(own_run, sequences=20)
+    assert audit(own_run.directory, sequences=20).heads == actual.heads
+    data = Batches.of(own_run.spec.build_task().dataset("test", 20, own_run.spec.data_seed), torch.device("cpu"))
+    trace = AttentionTrace(DecoderSource(own_run.model()), data.tokens, data.lengths)
+    expected = behaviour(trace, counted="used")
+    made = np.array([head.positional for head in actual.heads]).reshape(expected.positional.shape)
+    np.testing.assert_allclose(made, expected.positional, atol=1e-12)
+    assert actual.effect == "loss"
+    assert all(layer.outputs < 1e-5 and layer.frequencies[0] == 1 for layer in actual.layers)
     for layer in trace:
         weights = layer.weights() * layer.present[:, None, :, None]
         current = weights.diagonal(dim1=2, dim2=3).sum((0, 2)) / layer.present.sum()
-        kept = [head.current for head in found.heads if head.layer == layer.layer]
+        kept = [head.current for head in actual.heads if head.layer == layer.layer]
         np.testing.assert_allclose(kept, current, atol=1e-6)
     with pytest.raises(InputError, match="data must not be set for a run"):
-        audit(own, "text")
+        audit(own_run, "text")
 
 
-def test_records_and_tables_are_kept(tmp_path: Path) -> None:
-    found = audit_of("Llama")
-    auditing.save(found, tmp_path / "a")
-    assert auditing.open_audit(tmp_path / "a") == Audit.from_dict(json.loads(json.dumps(found.to_dict())))
+def test_records_and_tables_round_trip(tmp_path: Path) -> None:
+    actual = audit_of("Llama")
+    auditing.save_audit(actual, tmp_path / "a")
+    assert auditing.open_audit(tmp_path / "a") == Audit.from_dict(json.loads(json.dumps(actual.to_dict())))
     table = parquet.read_table(tmp_path / "a" / "heads.parquet").to_pydict()
-    assert table == found.table()
+    assert table == actual.table()
     rows = list(csv.DictReader(io.StringIO((tmp_path / "a" / "heads.csv").read_text())))
-    assert [float(row["positional"]) for row in rows] == [head.positional for head in found.heads]
+    assert [float(row["positional"]) for row in rows] == [head.positional for head in actual.heads]
     assert rows[0]["next"] == ""
     assert list(rows[0]) == list(COLUMNS)
     (tmp_path / "a" / "audit.json").write_text('{"layers": 3}')
@@ -313,12 +313,12 @@ def test_records_and_tables_are_kept(tmp_path: Path) -> None:
         (TOKENS, {"effects": "exact", "heads": [4]}, r"^heads must be from 0 to 3, got 4\."),
     ],
 )
-def test_wrong_input_is_refused(data: Any, options: dict[str, Any], said: str) -> None:
+def test_invalid_input_is_refused(data: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         audit(model_of("GPT2"), data, **{"effects": "none"} | options)
 
 
-def test_models_are_loaded_from_directories_or_refused(tmp_path: Path) -> None:
+def test_models_load_from_directories_or_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"model must be .*, got a Linear"):
         audit(torch.nn.Linear(2, 2))
     model_of("Llama").save_pretrained(tmp_path)
@@ -326,23 +326,23 @@ def test_models_are_loaded_from_directories_or_refused(tmp_path: Path) -> None:
     assert [head.positional for head in made.heads] == [head.positional for head in audit_of("Llama").heads]
 
 
-def test_a_full_memory_says_what_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_suggests_what_to_reduce(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
 
-    monkeypatch.setattr(measuring, "compared", full)
+    monkeypatch.setattr(measuring, "capture_and_compare", full)
     with pytest.raises(EnvironmentFailure, match=r"with 9 sequences of 24 tokens. Lower sequences or max_tokens"):
         audit(model_of("Llama"), TOKENS)
 
 
-def test_audits_in_several_threads_are_those_of_one() -> None:
+def test_audits_in_several_threads_match_sequential_audits() -> None:
     """Two models at once, and one model twice."""
     models = [model_of("Llama"), model_of("Llama", num_hidden_layers=1)]
     alone = [audit(model, TOKENS).heads for model in models]
     for pair in ([0, 1], [0, 0]):
         with ThreadPoolExecutor(2) as pool:
-            found = list(pool.map(lambda which: audit(models[which], TOKENS).heads, pair))
-        assert found == [alone[which] for which in pair]
+            actual = list(pool.map(lambda which: audit(models[which], TOKENS).heads, pair))
+        assert actual == [alone[which] for which in pair]
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
@@ -357,12 +357,12 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     assert auditing.read_tokens(tmp_path / "marked.json").tolist() == [1, 2]
 
 
-def test_few_sequences_have_intervals_over_blocks_of_their_tokens() -> None:
+def test_intervals_of_few_sequences_resample_token_blocks() -> None:
     """Intervals of a few rows cover what they should."""
     model = model_of("Llama")
-    one = audit(model, TOKENS[:1], layers=[1])
-    assert one.about["intervals"] == "over blocks of about 8 tokens within the sequences"
-    assert all((head.effect_low or 0) < (head.effect or 0) < (head.effect_high or 0) for head in one.heads)
+    one_sequence = audit(model, TOKENS[:1], layers=[1])
+    assert one_sequence.about["intervals"] == "over blocks of about 8 tokens within the sequences"
+    assert all((head.effect_low or 0) < (head.effect or 0) < (head.effect_high or 0) for head in one_sequence.heads)
     assert "intervals" not in audit(model, TOKENS[:1, :12], layers=[1]).about
     rows = np.random.default_rng(0).normal(1, 1, (2000, 3, 1, 1))
     ends = np.array([[end[0] for end in effects.interval_of(each, 0)[1:]] for each in rows])

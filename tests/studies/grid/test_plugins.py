@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.studies.grid.test_study import content
-from tests.studies.here import GRID, Here
+from tests.studies.local_runs import GRID, LocalRuns
 
 from toeplens.encodings import registry
 from toeplens.engine import ExecutionOptions
@@ -33,7 +33,7 @@ class Bad(Base):
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
+def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
     def put(group: str, source: str) -> None:
         site = tmp_path / "site"
         about = site / "mine-1.dist-info"
@@ -43,29 +43,29 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         thing = "CLAIMS" if group == "toeplens.claims" else "Bad"
         (about / "entry_points.txt").write_text(f"[{group}]\nmine = mine_plugin:{thing}\n")
         monkeypatch.syspath_prepend(str(site))
-        registry._found.cache_clear()
+        registry._load_encodings.cache_clear()
 
-    monkeypatch.setattr(GRID, "run_jobs", Here())
+    monkeypatch.setattr(GRID, "run_jobs", LocalRuns())
     yield put
     monkeypatch.undo()
     sys.modules.pop("mine_plugin", None)
-    registry._found.cache_clear()
+    registry._load_encodings.cache_clear()
 
 
-def small(tmp_path: Path, encoding: str, **changes: object) -> grid.Grid:
+def small_study(tmp_path: Path, encoding: str, **changes: object) -> grid.GridStudy:
     tasks = {"index": {"options": {"length": 6, "words": 6}}}
     asked = content(tasks=tasks, encodings={encoding: None}, **changes)
-    return grid.study(grid.grid_spec(asked), tmp_path / "out", limits=ExecutionOptions(compile="off"))
+    return grid.run_study(grid.grid_spec(asked), tmp_path / "out", execution=ExecutionOptions(compile="off"))
 
 
 def test_a_claim_that_raises_is_undecided_and_the_study_goes_on(
-    install: Callable[[str, str], None], tmp_path: Path
+    install_plugin: Callable[[str, str], None], tmp_path: Path
 ) -> None:
-    install("toeplens.claims", CLAIMS)
-    state = small(tmp_path, "rope", claims="mine")
+    install_plugin("toeplens.claims", CLAIMS)
+    state = small_study(tmp_path, "rope", claims="mine")
     good, wrong, empty = state.entries
-    assert state.complete
-    assert (good.verdict, good.asides) == ("leans to hold", ())
+    assert state.is_complete
+    assert (good.verdict, good.alternatives) == ("leans to hold", ())
     assert wrong.verdict == "undecided"
     assert wrong.evidence == ["claim wrong of the package mine: could not be judged: KeyError: 'gone'"]
     assert "of the package mine: could not be judged: TypeError" in empty.evidence[0]
@@ -75,9 +75,11 @@ def test_a_claim_that_raises_is_undecided_and_the_study_goes_on(
     assert entry.evidence == ["claim mine of the package mine: could not be judged: OSError: no data here"]
 
 
-def test_a_measure_that_an_encoding_fails_in_says_so(install: Callable[[str, str], None], tmp_path: Path) -> None:
-    install("toeplens.encodings", ENCODING.format(base="rotary import RoPE", hook="kernel"))
-    state = small(tmp_path, "mine", measures=["frequency"])
-    assert state.complete
+def test_a_measure_failing_in_an_encoding_is_reported(
+    install_plugin: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    install_plugin("toeplens.encodings", ENCODING.format(base="rotary import RoPE", hook="kernel"))
+    state = small_study(tmp_path, "mine", measures=["frequency"])
+    assert state.is_complete
     [cell] = state.results.cells
     assert "encoding: 'mine' of the package mine failed (KeyError: 'mine')" in cell.reason("frequency")

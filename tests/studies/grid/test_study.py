@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.studies.here import GRID, Here
+from tests.studies.local_runs import GRID, LocalRuns
 
 from toeplens.engine import ExecutionOptions
-from toeplens.ground import InputError, read_json
 from toeplens.studies import CellResult, grid
 from toeplens.studies.grid.spec import spec_from_yaml
 from toeplens.studies.kit.study import jobs_of
 from toeplens.training import Run
+from toeplens.utils import InputError, read_json
 
 SIZES: dict[str, Any] = {"d_model": 8, "d_ff": 8, "num_layers": 2, "num_heads": 2, "dropout": 0.0}
 TRAINING: dict[str, Any] = {"train_examples": 32, "test_examples": 16, "epochs": 1, "batch_size": 16}
@@ -37,26 +37,26 @@ def content(**changes: Any) -> dict[str, Any]:
     return common | {"seeds": 1, "examples": 12} | changes
 
 
-def test_a_grids_encodings_have_one_scale_unless_they_are_asked_for_their_own():
+def test_encodings_share_one_scale_unless_their_own_is_requested():
     def scales(**model: Any) -> list[float | None]:
         spec = grid.grid_spec(content(encodings={"rope": None, "t5": None}, tasks={"index": TASKS["index"]}))
         spec = grid.grid_spec({**spec.model_dump(mode="json"), "model": SIZES | model})
-        return [cell.job.spec.model.attention_scale for cell in grid.cells(spec)]
+        return [cell.job.spec.model.attention_scale for cell in grid.grid_cells(spec)]
 
     assert scales() == [None, None]
     assert scales(attention_scale="published") == [None, 1.0]
     assert scales(attention_scale=0.5) == [0.5, 0.5]
 
 
-@pytest.mark.parametrize("name", grid.specs())
-def test_what_comes_along_is_a_study(name: str):
+@pytest.mark.parametrize("name", grid.spec_names())
+def test_bundled_studies_are_valid(name: str):
     spec = grid.read_spec(name)
-    found = grid.cells(spec)
-    assert len({cell.key for cell in found}) == len(found) == len(jobs_of(found))
+    actual = grid.grid_cells(spec)
+    assert len({cell.key for cell in actual}) == len(actual) == len(jobs_of(actual))
     assert spec.claims in ("language", "positional-symbolic")
 
 
-def test_a_file_is_what_it_says(tmp_path: Path):
+def test_a_study_file_is_parsed(tmp_path: Path):
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(content(title="Mine"), sort_keys=False))
     spec = grid.read_spec(path)
@@ -79,14 +79,14 @@ def test_cells_are_runs_of_these_sizes():
             encodings={**ENCODINGS, "rope": {"model": {"max_len": 40, "input_encoding": "sinusoidal"}}},
         )
     )
-    found = grid.cells(spec)
-    assert [(c.key.seed, c.key.task, c.key.label) for c in found] == [
+    actual = grid.grid_cells(spec)
+    assert [(c.key.seed, c.key.task, c.key.label) for c in actual] == [
         (seed, task, label)
         for seed in (5, 6)
         for task, labels in (("index", ("rope", "cope", "turn/0.1", "turn/2")), ("pairs", ("rope", "cope")))
         for label in labels
     ]
-    for cell in found:
+    for cell in actual:
         run = cell.job.spec
         task = run.build_task()
         assert (run.seed, run.data_seed, cell.key.protocol) == (cell.key.seed, cell.key.seed, "paper")
@@ -94,7 +94,7 @@ def test_cells_are_runs_of_these_sizes():
         assert run.epochs == (3 if cell.key.task == "index" else 1)
         assert run.model.num_layers == (1 if cell.key.task == "index" else 2)
         assert run.model.max_len == (40 if cell.key.label == "rope" else task.length)
-        assert cell.job.watch == (cell.key.task == "index")
+        assert cell.job.probe == (cell.key.task == "index")
         assert (cell.job.examples, cell.job.measures) == (12, spec.measures)
 
 
@@ -123,7 +123,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def test_a_scan_gives_whole_numbers_where_the_option_takes_no_others_and_labels_that_differ():
+def test_scans_round_to_integers_where_needed_and_have_distinct_labels():
     scans = {"heads": [1, 2], "base": [1e4, 3], "rotary_pct": [0.12345671, 0.12345672]}
     for option, values in scans.items():
         part = {"encoding": "partial-rope", "scan": {option: values}}
@@ -134,12 +134,12 @@ def test_a_scan_gives_whole_numbers_where_the_option_takes_no_others_and_labels_
     assert [column.label for column in columns] == ["some/0.12345671", "some/0.12345672"]
 
 
-def test_a_name_that_stands_twice_in_a_file_is_refused():
+def test_a_duplicate_key_is_refused():
     with pytest.raises(InputError, match=r"^spec: it is not a study .'seeds' is set twice, again in line 3.*\.$"):
         spec_from_yaml("seeds: 1\ntasks: {index: }\nseeds: 2\n")
 
 
-def test_a_date_and_a_colon_between_digits_are_text_and_no_numbers():
+def test_dates_and_sexagesimals_are_read_as_text():
     text = "tasks: {index: {title: 2026-01-01}}\nencodings: {rope: {title: '1:30'}, alibi: {title: 1:30}}\n"
     spec = spec_from_yaml(text)
     assert [part.title for part in (spec.tasks["index"], *spec.encodings.values())] == ["2026-01-01", "1:30", "1:30"]
@@ -149,10 +149,10 @@ def test_a_date_and_a_colon_between_digits_are_text_and_no_numbers():
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_no_study_is_one_sentence(case: str):
+def test_an_invalid_study_is_refused_in_one_sentence(case: str):
     changes, words = REFUSED[case]
     with pytest.raises(InputError) as caught:
-        grid.cells(grid.grid_spec(content(**changes)))
+        grid.grid_cells(grid.grid_spec(content(**changes)))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -160,7 +160,7 @@ def test_what_is_no_study_is_one_sentence(case: str):
 @pytest.mark.parametrize(
     "text", ["", "- a", "a: [", f"examples: {'9' * 5000}", f"about: {'[' * 5000}{']' * 5000}"], ids=range(5)
 )
-def test_a_file_that_is_no_study_is_one_sentence(text: str, tmp_path: Path):
+def test_an_unreadable_study_file_is_refused_in_one_sentence(text: str, tmp_path: Path):
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(InputError, match=r"^spec(:| must) ") as caught:
         grid.read_spec(tmp_path / "bad.yaml")
@@ -170,29 +170,31 @@ def test_a_file_that_is_no_study_is_one_sentence(text: str, tmp_path: Path):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A finished study; not to be changed."""
     out = tmp_path_factory.mktemp("grid") / "study"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GRID, "run_jobs", Here())
-        assert grid.study(grid.grid_spec(content(measures=EVERY)), out, limits=ExecutionOptions(compile="off")).complete
+        patch.setattr(GRID, "run_jobs", LocalRuns())
+        assert grid.run_study(
+            grid.grid_spec(content(measures=ALL_MEASURES)), out, execution=ExecutionOptions(compile="off")
+        ).is_complete
         yield out
 
 
-EVERY = ["behaviour", "permutations", "frequency", "bands", "toeplitz", "extrapolation"]
+ALL_MEASURES = ["behaviour", "permutations", "frequency", "bands", "toeplitz", "extrapolation"]
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Here:
-    made = Here()
-    monkeypatch.setattr(GRID, "run_jobs", made)
-    return made
+def local_runs(monkeypatch: pytest.MonkeyPatch) -> LocalRuns:
+    runner = LocalRuns()
+    monkeypatch.setattr(GRID, "run_jobs", runner)
+    return runner
 
 
-def test_every_cell_is_measured_and_written_down(finished: Path, tmp_path: Path):
-    out = shutil.copytree(finished, tmp_path / "copy")
+def test_every_cell_is_measured_and_saved(finished_study: Path, tmp_path: Path):
+    out = shutil.copytree(finished_study, tmp_path / "copy")
     state = grid.gather(out)
-    assert (state.finished, state.total, state.share, state.complete) == (6, 6, 1.0, True)
+    assert (state.finished, state.total, state.share, state.is_complete) == (6, 6, 1.0, True)
     written = read_json(out / "results.json")
     assert written["study"] == "grid"
     assert grid.grid_spec(yaml.safe_load(written["spec"])) == state.spec
@@ -203,36 +205,36 @@ def test_every_cell_is_measured_and_written_down(finished: Path, tmp_path: Path)
     for cell in state.results.cells:
         run = Run.open(out / "runs" / cell.run)
         assert cell.accuracy == run.result["test_accuracy"]
-        assert set(cell.measures) == set(EVERY)
-        assert bool(cell.watched) == (cell.key.task == "index")
+        assert set(cell.measures) == set(ALL_MEASURES)
+        assert bool(cell.probe_rows) == (cell.key.task == "index")
         turns = cell.key.label != "cope"
         for name in ("behaviour", "permutations", "frequency", "bands"):
-            assert ("why" not in cell.measures[name]) == turns, (cell.key, name)
+            assert ("reason" not in cell.measures[name]) == turns, (cell.key, name)
         first = cell.measures["extrapolation"]["rows"][0]
         assert (first["factor"], first["examples"]) == (1.0, 12)
 
 
-def test_a_study_grows_and_what_is_done_is_not_done_again(finished: Path, tmp_path: Path, here: Here):
-    out = shutil.copytree(finished, tmp_path / "copy")
+def test_a_study_can_grow_without_repeating_work(finished_study: Path, tmp_path: Path, local_runs: LocalRuns):
+    out = shutil.copytree(finished_study, tmp_path / "copy")
     weights = {path: path.read_bytes() for path in out.glob("runs/*/model.safetensors")}
     more = {**ENCODINGS, "nope": {"tasks": ["pairs"]}}
-    state = grid.study(grid.grid_spec(content(encodings=more, measures=EVERY)), out)
-    assert (state.finished, state.total, len(here.done)) == (7, 7, 1)
+    state = grid.run_study(grid.grid_spec(content(encodings=more, measures=ALL_MEASURES)), out)
+    assert (state.finished, state.total, len(local_runs.done)) == (7, 7, 1)
     assert {path: path.read_bytes() for path in weights} == weights
-    less = grid.study(grid.grid_spec(content(encodings={"rope": None}, measures=["toeplitz"])), out)
-    assert (less.finished, less.total, len(here.done)) == (2, 2, 1)
+    less = grid.run_study(grid.grid_spec(content(encodings={"rope": None}, measures=["toeplitz"])), out)
+    assert (less.finished, less.total, len(local_runs.done)) == (2, 2, 1)
     assert {tuple(cell.measures) for cell in less.results.cells} == {("toeplitz",)}
 
 
-def test_a_study_of_more_models_than_anybody_reads_is_refused():
+def test_a_study_of_too_many_models_is_refused():
     spec = grid.grid_spec(content(seeds=100, encodings={f"e{i}": {"encoding": "rope"} for i in range(60)}))
     with pytest.raises(InputError, match=r"tasks and encodings must give at most 10,000 models, got \d+,\d+"):
-        grid.cells(spec)
+        grid.grid_cells(spec)
 
 
-def test_another_studys_directory_is_left_alone(tmp_path: Path, here: Here):
+def test_another_studys_directory_is_left_unchanged(tmp_path: Path, local_runs: LocalRuns):
     theory = {"study": "theory", "scale": "smoke", "seeds": 1, "environment": {}, "seconds": 0.0}
     (tmp_path / "study.json").write_text(json.dumps(theory))
     with pytest.raises(InputError, match="contains another study"):
-        grid.study(grid.grid_spec(content()), tmp_path)
+        grid.run_study(grid.grid_spec(content()), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} <= {"study.json", ".lock"}

@@ -10,61 +10,63 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from toeplens.ground import InputError
 from toeplens.papers.positional_symbolic import pretrained
 from toeplens.studies.auditing import open_audit
-from toeplens.studies.decomposition import LayerStructure, Parts, RunStructure
-from toeplens.studies.kit.frames import Frames, schema, stacked, table
+from toeplens.studies.decomposition import LayerShares, LayerStructure, RunStructure
+from toeplens.studies.kit.frames import Frames, schema, stack_tables, table
 from toeplens.studies.probing import ProbeRecord
 from toeplens.studies.probing.probe import ItemRecord
+from toeplens.utils import InputError
 
 ROOT = Path(__file__).parents[3]
 DOCUMENTED = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "how-to" / "export.md").read_text("utf-8")))
 
 
-def layer(number: int, parts: bool) -> LayerStructure:
+def layer_shares(number: int, parts: bool) -> LayerStructure:
     rng = np.random.default_rng(np.random.Philox(number))
     heads, offsets, shares = 2, 3, {name: rng.random((2, 3)) for name in ("logits", "softmax")}
-    found = Parts(
+    result = LayerShares(
         ("a", "b", "c"), shares, shares, ["positional", "mixed"], shares, rng.random((2, 3)), rng.random(2), 0.0
     )
     kernel, ends = rng.random((heads, offsets)), rng.random(heads)
     rest = (ends, ends, 0.1, np.arange(4.0), rng.random((2, 4)), np.zeros((1, 2, 2)), [0])
-    return LayerStructure(number, found if parts else None, "", np.arange(offsets), kernel, *rest)
+    return LayerStructure(number, result if parts else None, "", np.arange(offsets), kernel, *rest)
 
 
-def probed() -> ProbeRecord:
+def probe_result() -> ProbeRecord:
     common = {"behaviour": "needle", "length": 64, "nats": 1.0, "right": 1.0, "changed_nats": 3.0, "changed_right": 0.0}
     items = [ItemRecord(item=at, depth=depth, **common) for at, depth in enumerate((0.0, 1.0, 1.0))]
     return ProbeRecord({}, ("a change",), tuple(items), ())
 
 
-def test_a_table_is_made_when_it_is_read_and_an_unknown_name_lists_the_known() -> None:
-    made: list[str] = []
+def test_tables_are_built_lazily_and_an_unknown_name_lists_the_known() -> None:
+    built: list[str] = []
 
     def maker(name: str) -> Any:
-        return lambda: made.append(name) or pa.table({"a": [1]})
+        return lambda: built.append(name) or pa.table({"a": [1]})
 
     frames = Frames({"cells": maker("cells"), "heads": maker("heads")})
     assert (list(frames), len(frames), "heads" in frames, "head" in frames) == (["cells", "heads"], 2, True, False)
-    assert made == []
+    assert built == []
     assert frames["heads"].num_rows == 1
-    assert made == ["heads"]
+    assert built == ["heads"]
     with pytest.raises(InputError, match=r"^frames must be one of cells, heads, got 'head'; did you mean 'heads'"):
         frames["head"]
 
 
-def test_what_is_not_known_is_null() -> None:
+def test_unknown_values_are_null() -> None:
     rows = table(schema("x n:count t:text"), [{"x": float("nan"), "n": 1, "more": 2}, {"t": "a"}])
     assert rows.to_pydict() == {"x": [None, None], "n": [1, None], "t": [None, "a"]}
-    assert stacked("of", {"a": rows, "b": rows})["of"].to_pylist() == ["a", "a", "b", "b"]
+    assert stack_tables("of", {"a": rows, "b": rows})["of"].to_pylist() == ["a", "a", "b", "b"]
 
 
 RESULTS = {
     "audit": lambda: open_audit(ROOT / "results" / "audit-smollm2"),
     "pretrained": lambda: pretrained.gather(ROOT / "results" / "smollm2"),
-    "probe": probed,
-    "decomposition": lambda: RunStructure("r", "rope", "paper", "t", "mean", 1, 0.5, [layer(0, True), layer(1, False)]),
+    "probe": probe_result,
+    "decomposition": lambda: RunStructure(
+        "r", "rope", "paper", "t", "mean", 1, 0.5, [layer_shares(0, True), layer_shares(1, False)]
+    ),
 }
 
 
@@ -75,7 +77,7 @@ def test_every_column_is_documented(kind: str) -> None:
     assert {re.sub("_(low|high)$", "", name) for name in columns} | set(frames) <= DOCUMENTED
 
 
-def test_an_audits_frequencies_and_distances_are_those_of_its_heads() -> None:
+def test_frequencies_and_distances_of_an_audit_match_its_heads() -> None:
     audit = open_audit(ROOT / "results" / "audit-smollm2")
     frames = audit.frames()
     assert frames["heads"] == audit.frame()
@@ -88,8 +90,8 @@ def test_an_audits_frequencies_and_distances_are_those_of_its_heads() -> None:
     assert frames["layers"]["heads"].to_pylist() == [layer.heads for layer in audit.layers]
 
 
-def test_a_probes_summaries_are_rows() -> None:
-    frames = probed().frames()
+def test_summaries_of_a_probe_are_rows() -> None:
+    frames = probe_result().frames()
     rows = frames["behaviours"].to_pylist()
     assert [(row["length"], row["depth"], row["count"]) for row in rows] == [
         (None, None, 3),
@@ -100,7 +102,7 @@ def test_a_probes_summaries_are_rows() -> None:
     assert (frames["items"].num_rows, frames["heads"].num_rows) == (3, 0)
 
 
-def test_a_decompositions_shares_are_rows_also_without_parts() -> None:
+def test_shares_of_a_decomposition_are_rows_also_without_terms() -> None:
     structure = RESULTS["decomposition"]()
     frames, parts = structure.frames(), structure.layers[0].parts
     assert frames["parts"]["logits"].to_pylist() == parts.shares["logits"].ravel().tolist()

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toeplens.studies import Claim, Finding, Verdict, above, judge_all, supporting
-from toeplens.studies.kit.claims import findings, settle
-from toeplens.studies.kit.verdicts import LEVEL, OPEN, chance, combine, holm, unknown
+from toeplens.studies.kit.claims import adjust, findings_of
+from toeplens.studies.kit.verdicts import LEVEL, OPEN_VERDICTS, claim_p_value, combine, holm, unknown_finding
 
 NEAR = [0.2, 0.201, 0.199, 0.2, 0.2]
 WEAK = [0.2, 0.1, 0.3, 0.45, 0.05]  # above 0 alone (p = 0.04), but not among three
@@ -18,39 +18,39 @@ p_value = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.001, 0.01, 0.0125, 
 levels = st.sampled_from([0.01, 0.05, 0.2])
 
 
-def procedure(chances: Sequence[float], level: float) -> list[bool]:
+def holm_procedure(chances: Sequence[float], level: float) -> list[bool]:
     """Holm's procedure as it is written down (1979).
 
     The least of m p-values is compared with level / m, the next with level / (m - 1), and so on; at the first that is
     larger than what it is compared with, it and all that follow stay undecided.
     """
     rejected = [False] * len(chances)
-    order = sorted(range(len(chances)), key=lambda place: chances[place])
-    for step, place in enumerate(order):
-        if chances[place] > level / (len(chances) - step):
+    order = sorted(range(len(chances)), key=lambda index: chances[index])
+    for step, index in enumerate(order):
+        if chances[index] > level / (len(chances) - step):
             break
-        rejected[place] = True
+        rejected[index] = True
     return rejected
 
 
-def told(p: float) -> Finding:
+def with_p_value(p: float) -> Finding:
     """A part with this two-sided p-value on the side of holding."""
     finding = Finding("undecided", "", p / 2, 1 - p / 2)
-    return replace(finding, verdict=finding.at(LEVEL))
+    return replace(finding, verdict=finding.verdict_at(LEVEL))
 
 
 @given(st.lists(p_value, max_size=8), levels)
-def test_what_is_decided_at_its_error_is_what_holm_rejects(chances: list[float], level: float) -> None:
+def test_decisions_at_an_error_level_match_holm(chances: list[float], level: float) -> None:
     errors = holm(chances, level)
-    assert [p <= error for p, error in zip(chances, errors, strict=True)] == procedure(chances, level)
+    assert [p <= error for p, error in zip(chances, errors, strict=True)] == holm_procedure(chances, level)
 
 
 @given(st.lists(p_value, min_size=1, max_size=6))
-def test_a_ledger_says_what_holm_rejects(chances: list[float]) -> None:
-    settled = settle([[told(p)] for p in chances])
-    rejected = procedure([chance([told(p)]) or 0.0 for p in chances], LEVEL)
-    assert [verdict not in OPEN for verdict, _, _ in settled] == rejected
-    assert [plain for _, plain, _ in settled] == [combine([told(p)]) for p in chances]
+def test_a_ledger_matches_holms_procedure(chances: list[float]) -> None:
+    settled = adjust([[with_p_value(p)] for p in chances])
+    rejected = holm_procedure([claim_p_value([with_p_value(p)]) or 0.0 for p in chances], LEVEL)
+    assert [verdict not in OPEN_VERDICTS for verdict, _, _ in settled] == rejected
+    assert [plain for _, plain, _ in settled] == [combine([with_p_value(p)]) for p in chances]
     assert all(plain == verdict or verdict == "undecided" for verdict, plain, _ in settled)
 
 
@@ -64,7 +64,7 @@ def claim(*parts: Finding, name: str = "it", **elsewhere: list[Finding]) -> Clai
 
 
 def judged(*claims: Claim[None]) -> list[tuple[Verdict, Verdict]]:
-    return [(entry.verdict, entry.plain) for entry in judge_all(claims, None)]
+    return [(entry.verdict, entry.uncorrected) for entry in judge_all(claims, None)]
 
 
 def test_a_ledger_corrects_for_all_its_claims() -> None:
@@ -77,47 +77,51 @@ def test_a_ledger_corrects_for_all_its_claims() -> None:
 
 def test_a_claim_may_have_several_tests_and_support_does_not_carry() -> None:
     good, bad = (lambda data: [part(NEAR)]), (lambda data: [supporting(part(NEAR, 0.5))])
-    assert [found.essential for found in findings([good, bad], None)] == [True, False]
+    assert [actual.essential for actual in findings_of([good, bad], None)] == [True, False]
     (entry,) = judge_all([Claim("it", "", "", "", [good, bad])], None)
     assert entry.verdict == "holds in part"
     assert entry.evidence[1] == f"supporting: {entry.findings[1].evidence}"
-    nothing = unknown("it", "nobody looked")
-    assert findings([lambda data: [nothing], lambda data: [nothing, supporting(nothing)]], None) == (
+    nothing = unknown_finding("it", "nobody looked")
+    assert findings_of([lambda data: [nothing], lambda data: [nothing, supporting(nothing)]], None) == (
         nothing,
         supporting(nothing),
     ), "a reason is given once"
 
 
-def test_other_ways_of_asking_are_told_beside_the_verdict_and_never_change_it() -> None:
-    against, nothing = [part(NEAR, 0.5)], [unknown("it", "not looked at")]
+def test_alternative_checks_are_shown_and_never_change_the_verdict() -> None:
+    against, nothing = [part(NEAR, 0.5)], [unknown_finding("it", "not looked at")]
     (entry,) = judge_all([claim(part(NEAR), early=against, late=nothing, later=[*nothing, part([0.2])])], None)
-    assert (entry.verdict, entry.plain, entry.error) == ("holds", "holds", LEVEL)
-    assert [(aside.name, aside.verdict) for aside in entry.asides] == [("early", "fails"), ("later", "undecided")]
-    assert entry.asides[0].evidence == (against[0].evidence,)
+    assert (entry.verdict, entry.uncorrected, entry.error) == ("holds", "holds", LEVEL)
+    assert [(aside.name, aside.verdict) for aside in entry.alternatives] == [("early", "fails"), ("later", "undecided")]
+    assert entry.alternatives[0].evidence == (against[0].evidence,)
     assert entry.to_dict()["elsewhere"][0]["verdict"] == "fails"
     weak = [part(WEAK)]
     (three,) = judge_all([claim(part(NEAR), a=weak, b=weak, c=weak)], None)
-    assert [aside.verdict for aside in three.asides] == ["undecided"] * 3, "they share an error of their own"
+    assert [aside.verdict for aside in three.alternatives] == ["undecided"] * 3, "they share an error of their own"
 
 
-def test_an_open_claim_says_what_would_decide_it() -> None:
+def test_an_undecided_claim_states_what_would_decide_it() -> None:
     weak = part(WEAK)
     (decided,) = judge_all([claim(weak)], None)
-    assert decided.wanting == []
+    assert decided.missing == []
     corrected = judge_all([claim(weak)] * 3, None)[0]
-    needed = corrected.findings[0].comparison.wanting(0.05 / 3, 0.05 / 3)
-    assert corrected.wanting == ["holds without correction, but open after the correction for the whole ledger", needed]
-    assert needed != corrected.findings[0].wanting, "by the error that the ledger leaves to it"
-    wide, one = part([0.9, 0.1, 0.5, 0.4, 0.6], 0.25), part([0.2])
-    (open_,) = judge_all([claim(wide, one, one, part(NEAR), supporting(part(NEAR, 0.2)))], None)
-    assert open_.wanting == [wide.wanting, one.wanting], "each once; of essential parts that are open alone"
+    needed = corrected.findings[0].comparison.missing(0.05 / 3, 0.05 / 3)
+    assert corrected.missing == ["holds without correction, but open after the correction for the whole ledger", needed]
+    assert needed != corrected.findings[0].missing, "by the error that the ledger leaves to it"
+    wide, single = part([0.9, 0.1, 0.5, 0.4, 0.6], 0.25), part([0.2])
+    (open_,) = judge_all([claim(wide, single, single, part(NEAR), supporting(part(NEAR, 0.2)))], None)
+    assert open_.missing == [wide.missing, single.missing], "each once; of essential parts that are open alone"
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.004, 0.02, 0.3]), st.booleans(), st.booleans()), max_size=4), levels)
-def test_what_is_told_of_the_parts_agrees_with_the_verdict(drawn: list[tuple[float, bool, bool]], error: float) -> None:
+def test_verdicts_of_the_parts_agree_with_the_claims_verdict(
+    drawn: list[tuple[float, bool, bool]], error: float
+) -> None:
     """A part is not told to fail where the claim does not, nor to hold where the claim says otherwise."""
     parts = [
-        replace(told(p) if good else replace(told(p), holds=1 - p / 2, fails=p / 2), essential=essential)
+        replace(
+            with_p_value(p) if good else replace(with_p_value(p), holds=1 - p / 2, fails=p / 2), essential=essential
+        )
         for p, good, essential in drawn
     ]
     (entry,) = judge_all([claim(*parts)], None)

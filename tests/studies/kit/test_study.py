@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.builders import held, tiny
-from tests.papers.deposit.worlds import reproduced
+from tests.builders import locked_elsewhere, tiny
+from tests.papers.deposit.synthetic_studies import reproduction_results
 from tests.report.grid.language_state import language_grid
 
 from toeplens.engine import ExecutionOptions, Job, run_job
-from toeplens.ground import InputError
 from toeplens.papers.deposit import Reproduction
 from toeplens.papers.mathematics import Theory
 from toeplens.studies import CellResult, grid
-from toeplens.studies.kit.results import Key
-from toeplens.studies.kit.study import RUNS, Cell, carried_out, gather_cells, jobs_of, read_study
+from toeplens.studies.kit.results import CellKey
+from toeplens.studies.kit.study import RUNS, Cell, describe_setups, gather_cells, jobs_of, read_study
 from toeplens.training import Segment, Setup
+from toeplens.utils import InputError
 
 ABOUT = {"torch": "2.13", "cores": 2, "gpu": None}
 STUDIES: dict[str, dict[str, Any]] = {
@@ -31,12 +31,12 @@ STUDIES: dict[str, dict[str, Any]] = {
 NAN = float("nan")
 
 
-def written(directory: Path, content: Any) -> Path:
+def write_file(directory: Path, content: Any) -> Path:
     (directory / "study.json").write_text(json.dumps(content))
     return directory
 
 
-def refused(call: Any, *names: str) -> None:
+def refusal_of(call: Any, *names: str) -> None:
     with pytest.raises(InputError) as caught:
         call()
     assert "\n" not in str(caught.value)
@@ -44,10 +44,10 @@ def refused(call: Any, *names: str) -> None:
 
 
 @pytest.mark.parametrize("kind", STUDIES)
-def test_a_study_says_what_it_is_in_plain_fields(kind: str, tmp_path: Path) -> None:
+def test_a_study_header_has_plain_fields(kind: str, tmp_path: Path) -> None:
     good = {"study": kind, "environment": ABOUT} | STUDIES[kind]
-    read = {"reproduce": Reproduction, "grid": grid.Grid, "theory": Theory}[kind].plan_of
-    assert read_study(written(tmp_path, good)) == {"seconds": 0.0} | good
+    read = {"reproduce": Reproduction, "grid": grid.GridStudy, "theory": Theory}[kind].read_plan
+    assert read_study(write_file(tmp_path, good)) == {"seconds": 0.0} | good
     read(tmp_path)
     wrong: dict[str, tuple[Any, ...]] = {
         "environment": ([], {"torch": [2]}),
@@ -60,15 +60,15 @@ def test_a_study_says_what_it_is_in_plain_fields(kind: str, tmp_path: Path) -> N
     }
     for field, values in wrong.items():
         for value in values if field in good else ():
-            refused(lambda v=value, f=field: read(written(tmp_path, good | {f: v})), "study.json", field)
+            refusal_of(lambda v=value, f=field: read(write_file(tmp_path, good | {f: v})), "study.json", field)
     for field in (STUDIES[kind].keys() | {"environment"}) - {"parts", "seconds"}:
         without = {name: value for name, value in good.items() if name != field}
-        refused(lambda c=without: read(written(tmp_path, c)), "study.json", field)
+        refusal_of(lambda c=without: read(write_file(tmp_path, c)), "study.json", field)
 
 
-def test_a_cell_is_of_plain_fields() -> None:
-    good = json.loads(json.dumps(reproduced()[0].to_dict()))
-    assert CellResult.from_dict(good).to_dict() == reproduced()[0].to_dict()
+def test_a_cell_has_plain_fields() -> None:
+    good = json.loads(json.dumps(reproduction_results()[0].to_dict()))
+    assert CellResult.from_dict(good).to_dict() == reproduction_results()[0].to_dict()
     wrong: dict[str, tuple[Any, ...]] = {
         "key": (None, {}, {"protocol": "papr", "task": "t", "label": "l", "seed": 1}),
         "status": ("stopped", None),
@@ -79,45 +79,47 @@ def test_a_cell_is_of_plain_fields() -> None:
         "result": (None, {}, {"test_accuracy": 1e300, "seconds": 1.0}, {"test_accuracy": 0.5, "seconds": -1}),
         "ablation": ("none", 3, []),
         "measures": (None, [], {"behaviour": 3}),
-        "watched": (None, [3]),
+        "probe_rows": (None, [3]),
         "run": (None, 3),
     }
     for field, values in wrong.items():
         for value in values:
-            refused(lambda v=value, f=field: CellResult.from_dict(good | {f: v}, "results.json"), "results.json", field)
-        if field not in ("measures", "watched"):  # earlier versions had none
+            refusal_of(
+                lambda v=value, f=field: CellResult.from_dict(good | {f: v}, "results.json"), "results.json", field
+            )
+        if field not in ("measures", "probe_rows"):  # earlier versions had none
             without = {name: value for name, value in good.items() if name != field}
-            refused(lambda c=without: CellResult.from_dict(c, "results.json"), "results.json", field)
+            refusal_of(lambda c=without: CellResult.from_dict(c, "results.json"), "results.json", field)
 
 
-def test_a_grid_study_is_what_its_record_tells(tmp_path: Path) -> None:
+def test_a_grid_study_is_restored_from_its_record(tmp_path: Path) -> None:
     state = language_grid(tmp_path)
-    state.write_down()
-    again = grid.gather(tmp_path)
+    state.write_record()
+    restored = grid.gather(tmp_path)
     assert grid.is_grid(tmp_path)
-    assert not grid.Grid.holds(tmp_path)
-    assert again.spec == state.spec
-    assert [entry.to_dict() for entry in again.entries] == [entry.to_dict() for entry in state.entries]
-    assert (again.finished, again.total, again.environment) == (state.finished, state.total, state.environment)
-    assert [cell.to_dict() for cell in again.results.cells] == [cell.to_dict() for cell in state.results.cells]
+    assert not grid.GridStudy.is_study_directory(tmp_path)
+    assert restored.spec == state.spec
+    assert [entry.to_dict() for entry in restored.entries] == [entry.to_dict() for entry in state.entries]
+    assert (restored.finished, restored.total, restored.environment) == (state.finished, state.total, state.environment)
+    assert [cell.to_dict() for cell in restored.results.cells] == [cell.to_dict() for cell in state.results.cells]
     packed = gzip.compress((tmp_path / "results.json").read_bytes())
     (tmp_path / "results.json").unlink()
     (tmp_path / "results.json.gz").write_bytes(packed)
-    assert grid.gather(tmp_path).found() == again.found()
+    assert grid.gather(tmp_path).result_fields() == restored.result_fields()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["claims.json", "results.json.gz"], "nothing is written"
 
 
-OVER = ExecutionOptions(device="cpu", deadline=0.0)
+EXPIRED = ExecutionOptions(device="cpu", deadline=0.0)
 
 
-def test_a_study_that_another_process_carries_out_is_read_and_not_written(tmp_path: Path):
-    def made() -> grid.Grid:
-        return grid.study(grid.read_spec("canonical-smoke"), tmp_path, limits=OVER)
+def test_a_locked_study_is_read_only(tmp_path: Path):
+    def made() -> grid.GridStudy:
+        return grid.run_study(grid.read_spec("canonical-smoke"), tmp_path, execution=EXPIRED)
 
     made()
     before = (tmp_path / "study.json").read_bytes()
     (tmp_path / "results.json").write_text("the other process's")
-    with held(tmp_path):
+    with locked_elsewhere(tmp_path):
         with pytest.raises(InputError, match=r"^study: .* is in use by another process"):
             made()
         assert grid.gather(tmp_path).finished == 0
@@ -129,14 +131,14 @@ def test_a_study_that_another_process_carries_out_is_read_and_not_written(tmp_pa
 RELEASED = {"form": "released", "length": 8, "vocab_size": 12, "max_between": 3, "max_side": 2}
 
 
-def test_a_run_that_stands_in_two_places_is_asked_what_both_ask() -> None:
+def test_a_run_shared_by_two_cells_gets_the_measures_of_both() -> None:
     first = Job(tiny(), "first", 4, measures=("toeplitz", "position"))
-    second = Job(tiny(), "second", 4, measures=("position", "bias"), watch=True)
+    second = Job(tiny(), "second", 4, measures=("position", "bias"), probe=True)
     other = Job(tiny(seed=3), "other", 4)
     jobs = {"a": first, "b": other, "c": second}
-    cells = [Cell(Key("paper", "trigger-distance", label, 1), job) for label, job in jobs.items()]
+    cells = [Cell(CellKey("paper", "trigger-distance", label, 1), job) for label, job in jobs.items()]
     job, alone = jobs_of(cells)
-    assert job == Job(tiny(), "first", 4, measures=("toeplitz", "position", "bias"), watch=True)
+    assert job == Job(tiny(), "first", 4, measures=("toeplitz", "position", "bias"), probe=True)
     assert alone == other
 
 
@@ -145,36 +147,36 @@ def test_a_run_that_stands_in_two_places_is_asked_what_both_ask() -> None:
     [(None, 1 / 3, 8 / 12), (3, 1 / 2, 7 / 8)],  # 1, 2 or 3 words between, 1 or 2 on either side, cut at 8 tokens
     ids=["all labels count", "one is ignored"],
 )
-def test_the_guess_from_the_length_is_of_the_labels_that_count(
+def test_the_length_only_baseline_counts_only_counted_labels(
     tmp_path: Path, ignored: int | None, chance: float, by_length: float
 ):
     job = Job(tiny(task_options=RELEASED, epochs=1, ignore_label=ignored), "a cell", 20)
     run = run_job(job, tmp_path / RUNS, ExecutionOptions(device="cpu"))
-    cell = Cell(Key("released", "trigger-distance", "rope", 42), job)
-    (found,) = gather_cells(tmp_path, [cell], {})["results"].cells
-    assert (found.chance, found.length_chance) == (pytest.approx(chance), pytest.approx(by_length))
-    assert found.skill == pytest.approx((run.result["test_accuracy"] - by_length) / (1 - by_length))
+    cell = Cell(CellKey("released", "trigger-distance", "rope", 42), job)
+    (actual,) = gather_cells(tmp_path, [cell], {})["results"].cells
+    assert (actual.chance, actual.length_chance) == (pytest.approx(chance), pytest.approx(by_length))
+    assert actual.skill == pytest.approx((run.result["test_accuracy"] - by_length) / (1 - by_length))
 
 
-HERE = Setup("cpu", None, "float32", False, 1, "0.1.0", "2.13.0", "a processor")
-OURS: dict[str, Any] = {"processor": HERE.processor, "gpu": None, "torch": HERE.torch}
-THERE = replace(HERE, device="cuda", gpu="a GPU", precision="bfloat16", threads=4)
+THIS_SETUP = Setup("cpu", None, "float32", False, 1, "0.1.0", "2.13.0", "a processor")
+THIS_ENVIRONMENT: dict[str, Any] = {"processor": THIS_SETUP.processor, "gpu": None, "torch": THIS_SETUP.torch}
+OTHER_SETUP = replace(THIS_SETUP, device="cuda", gpu="a GPU", precision="bfloat16", threads=4)
 
 
-def test_one_set_up_needs_no_words() -> None:
-    assert carried_out([[], []], OURS) == {}, "runs of earlier versions do not say"
-    histories = [[Segment(0, 9, HERE)], [Segment(0, 4, HERE), Segment(4, 9, HERE)], []]
-    assert carried_out(histories, OURS) == {"threads": 1}
-    assert carried_out(histories, {**OURS, "gpu": "a GPU that no run was on"}) == {"threads": 1}
-    found = carried_out([[Segment(0, 9, HERE)]] * 2, OURS | {"processor": "another"})
-    assert found["setups"] == f"The 2 runs were trained on {HERE}, not on the machine that gathered the study."
+def test_a_single_setup_is_not_described() -> None:
+    assert describe_setups([[], []], THIS_ENVIRONMENT) == {}, "runs of earlier versions do not say"
+    histories = [[Segment(0, 9, THIS_SETUP)], [Segment(0, 4, THIS_SETUP), Segment(4, 9, THIS_SETUP)], []]
+    assert describe_setups(histories, THIS_ENVIRONMENT) == {"threads": 1}
+    assert describe_setups(histories, {**THIS_ENVIRONMENT, "gpu": "a GPU that no run was on"}) == {"threads": 1}
+    actual = describe_setups([[Segment(0, 9, THIS_SETUP)]] * 2, THIS_ENVIRONMENT | {"processor": "another"})
+    assert actual["setups"] == f"The 2 runs were trained on {THIS_SETUP}, not on the machine that gathered the study."
 
 
-def test_more_than_one_is_one_sentence() -> None:
-    alone, moved = [Segment(0, 9, HERE)], [Segment(0, 4, HERE), Segment(4, 9, THERE)]
-    found = carried_out([alone, alone, moved], OURS)
-    assert found["threads"] is None
-    assert found["setups"] == (
+def test_several_setups_are_one_sentence() -> None:
+    alone, moved = [Segment(0, 9, THIS_SETUP)], [Segment(0, 4, THIS_SETUP), Segment(4, 9, OTHER_SETUP)]
+    actual = describe_setups([alone, alone, moved], THIS_ENVIRONMENT)
+    assert actual["threads"] is None
+    assert actual["setups"] == (
         "The 3 runs were trained on 2 set-ups (1 of them moved between set-ups), so the results may not be "
-        f"bit-identical to those of a single one: {HERE}: 3 runs; {THERE}: 1 run."
+        f"bit-identical to those of a single one: {THIS_SETUP}: 3 runs; {OTHER_SETUP}: 1 run."
     )

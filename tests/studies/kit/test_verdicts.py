@@ -13,27 +13,27 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from toeplens.studies import ENOUGH, Finding, Verdict, above, below, combine, opposite, supporting, within
+from toeplens.studies import MIN_SEEDS, Finding, Verdict, above, below, combine, opposite, supporting, within
 from toeplens.studies.kit.verdicts import (
     GRAIN,
     LEVEL,
-    MOST_TIMES,
-    OPEN,
-    agreed,
-    chance,
+    MAX_FACTOR,
+    OPEN_VERDICTS,
+    claim_p_value,
+    combine_agreeing,
     contrast,
     difference,
     interval_above,
-    of_one,
+    mean_contrast,
     one_sided,
-    unknown,
+    unknown_finding,
 )
 
-LEANS: tuple[Verdict, ...] = ("leans to hold", "leans to fail")
+INDICATIVE: tuple[Verdict, ...] = ("leans to hold", "leans to fail")
 NEAR = [0.2, 0.201, 0.199, 0.2, 0.2]  # five seeds that agree on 0.2
 value = st.integers(-100, 100).map(lambda n: n / 100)
-few = st.lists(value, min_size=1, max_size=ENOUGH - 1)
-many = st.lists(value, min_size=ENOUGH, max_size=9)
+few = st.lists(value, min_size=1, max_size=MIN_SEEDS - 1)
+many = st.lists(value, min_size=MIN_SEEDS, max_size=9)
 any_number = st.lists(value, max_size=9)
 
 
@@ -63,13 +63,13 @@ def test_a_comparison_is_decided_by_the_rule(values: list[float], bar: float, ex
 
 
 @given(few, value)
-def test_with_few_seeds_nothing_holds_or_fails(values: list[float], bar: float) -> None:
+def test_with_few_seeds_verdicts_are_only_indicative(values: list[float], bar: float) -> None:
     finding = above("it", values, bar)
-    assert finding.verdict in OPEN
+    assert finding.verdict in OPEN_VERDICTS
     assert (finding.holds, finding.fails) == (None, None), "and no correction is asked about it"
     assume(abs(float(np.mean(values)) - bar) > 1e-9)
-    assert finding.verdict == LEANS[int(np.mean(values) < bar)]
-    assert f"{ENOUGH} seeds" in finding.wanting
+    assert finding.verdict == INDICATIVE[int(np.mean(values) < bar)]
+    assert f"{MIN_SEEDS} seeds" in finding.missing
 
 
 @given(any_number, value)
@@ -94,13 +94,13 @@ def test_below_is_the_mirror_of_above(values: list[float], bar: float) -> None:
         ([v - 0.1 for v in NEAR], "undecided"),
     ],
 )
-def test_values_are_within_two_bars_outside_one_or_undecided(values: list[float], expected: Verdict) -> None:
+def test_values_are_within_both_thresholds_outside_one_or_undecided(values: list[float], expected: Verdict) -> None:
     assert within("it", values, 0.0, 0.1).verdict == expected
     assert within("it", [-v for v in values], -0.1, 0.0).verdict == expected
 
 
 @given(many, value, st.integers(1, 200))
-def test_within_holds_where_both_bars_do_and_fails_where_one_does(values: list[float], low: float, width: int) -> None:
+def test_within_holds_if_both_thresholds_do_and_fails_if_one_does(values: list[float], low: float, width: int) -> None:
     """Lying outside has two sides, which share the error, so that it takes a little more to fail."""
     high = low + width / 100
     finding, parts = within("it", values, low, high), (above("it", values, low), below("it", values, high))
@@ -112,36 +112,36 @@ def test_within_holds_where_both_bars_do_and_fails_where_one_does(values: list[f
 def test_a_smaller_error_never_decides_more(values: list[float], bar: float, first: float, second: float) -> None:
     finding = above("it", values, bar)
     strict, loose = sorted((first, second))
-    assert finding.at(strict) in (finding.at(loose), "undecided")
-    assert finding.at(LEVEL) == finding.verdict
+    assert finding.verdict_at(strict) in (finding.verdict_at(loose), "undecided")
+    assert finding.verdict_at(LEVEL) == finding.verdict
 
 
-def test_evidence_says_what_was_seen() -> None:
+def test_evidence_states_the_measured_values() -> None:
     assert above("it", [0.25], 0.0).evidence == "it: 0.250 (1 seed), threshold 0"
-    told = above("skill", [0.25, 0.5, 0.75, 0.5, 0.5], 0.25, unit=" points").evidence
-    assert told == "skill: 0.500 points [0.281, 0.719] over 5 seeds, threshold 0.25"
-    told = within("gap", difference([0.25] * 6, [0.5] * 5), -0.1, 0.1).evidence
-    assert told.startswith("gap: -0.250 [")
-    assert told.endswith("] over 6 and 5 seeds, thresholds -0.1 to 0.1")
+    evidence = above("skill", [0.25, 0.5, 0.75, 0.5, 0.5], 0.25, unit=" points").evidence
+    assert evidence == "skill: 0.500 points [0.281, 0.719] over 5 seeds, threshold 0.25"
+    evidence = within("gap", difference([0.25] * 6, [0.5] * 5), -0.1, 0.1).evidence
+    assert evidence.startswith("gap: -0.250 [")
+    assert evidence.endswith("] over 6 and 5 seeds, thresholds -0.1 to 0.1")
 
 
 @pytest.mark.parametrize("test", [above, below])
-def test_where_nothing_is_seen_it_says_why(test: Any) -> None:
-    for values, why in (([], "no finished run"), ([*NEAR, math.inf], "diverged")):
+def test_missing_evidence_gives_the_reason(test: Any) -> None:
+    for values, reason in (([], "no finished run"), ([*NEAR, math.inf], "diverged")):
         finding = test("it", values, 0)
-        assert why in finding.evidence
-        assert why in finding.wanting
-        assert not finding.known
+        assert reason in finding.evidence
+        assert reason in finding.missing
+        assert not finding.has_data
 
 
-def test_what_would_decide_it_is_a_number_of_seeds_or_none_soon() -> None:
+def test_the_seeds_needed_are_a_number_or_none() -> None:
     wide = above("it", [0.9, 0.1, 0.5, 0.4, 0.6], 0.25)
     assert wide.verdict == "undecided"
     count = difference([0.9, 0.1, 0.5, 0.4, 0.6], [0.25] * 5, 1e-9).seeds_to_decide(0, LEVEL)
-    assert wide.wanting == f"about {count} seeds if mean and spread stay the same (now 5)"
-    assert above("it", NEAR, 0.2).wanting.startswith("far more seeds: the mean is 0.000 from the threshold")
+    assert wide.missing == f"about {count} seeds if mean and spread stay the same (now 5)"
+    assert above("it", NEAR, 0.2).missing.startswith("far more seeds: the mean is 0.000 from the threshold")
     near_high = within("it", [0.9, 0.1, 0.5, 0.4, 0.6], -9.0, 0.75)
-    assert near_high.wanting == wide.wanting, "of two bars the nearer one"
+    assert near_high.missing == wide.missing, "of two bars the nearer one"
 
 
 @pytest.mark.parametrize(
@@ -155,28 +155,33 @@ def test_what_would_decide_it_is_a_number_of_seeds_or_none_soon() -> None:
         (["holds", "leans to hold", "leans to fail", "undecided"], "undecided"),
     ],
 )
-def test_a_claim_falls_with_an_essential_part(parts: list[Verdict], expected: Verdict) -> None:
+def test_a_claim_fails_with_an_essential_part(parts: list[Verdict], expected: Verdict) -> None:
     for order in itertools.permutations(parts):
         assert combine([Finding(part, "") for part in order]) == expected
 
 
 def with_chances(holds: float, fails: float, *, essential: bool = True) -> Finding:
     finding = Finding("undecided", "", holds, fails, essential)
-    return replace(finding, verdict=finding.at(LEVEL))
+    return replace(finding, verdict=finding.verdict_at(LEVEL))
 
 
-def test_to_hold_all_parts_have_to_and_to_fail_one_is_enough() -> None:
-    parts = [with_chances(0.001, 1.0), with_chances(0.02, 0.98), unknown("it", "why")]
-    assert chance(parts[:2]) == pytest.approx(2 * 0.02)
-    assert chance([with_chances(1.0, 0.004), with_chances(0.3, 0.7)]) == pytest.approx(2 * 2 * 0.004)
-    assert chance(parts) == pytest.approx(min(1.0, 2 * 2 * 0.98)), "it cannot hold while a part is not known"
-    assert chance([with_chances(0.5, 0.5)]) == 1.0
-    assert chance([]) is chance([Finding("holds", "")]) is chance([unknown("it", "why")]) is None
-    assert chance([Finding("holds", ""), with_chances(0.001, 1.0)]) == pytest.approx(0.002)
-    assert chance([parts[0], supporting(with_chances(0.0, 1.0))]) == chance(parts[:1])
+def test_a_claim_holds_if_all_parts_hold_and_fails_if_one_fails() -> None:
+    parts = [with_chances(0.001, 1.0), with_chances(0.02, 0.98), unknown_finding("it", "why")]
+    assert claim_p_value(parts[:2]) == pytest.approx(2 * 0.02)
+    assert claim_p_value([with_chances(1.0, 0.004), with_chances(0.3, 0.7)]) == pytest.approx(2 * 2 * 0.004)
+    assert claim_p_value(parts) == pytest.approx(min(1.0, 2 * 2 * 0.98)), "it cannot hold while a part is not known"
+    assert claim_p_value([with_chances(0.5, 0.5)]) == 1.0
+    assert (
+        claim_p_value([])
+        is claim_p_value([Finding("holds", "")])
+        is claim_p_value([unknown_finding("it", "why")])
+        is None
+    )
+    assert claim_p_value([Finding("holds", ""), with_chances(0.001, 1.0)]) == pytest.approx(0.002)
+    assert claim_p_value([parts[0], supporting(with_chances(0.0, 1.0))]) == claim_p_value(parts[:1])
 
 
-def test_what_refutes_alone_may_not_be_enough_among_several() -> None:
+def test_several_parts_share_the_error_level() -> None:
     """Of four parts each has a quarter of the error; what seems to fail then leaves the claim open."""
     weak = with_chances(0.99, 0.01)
     assert combine([weak, *[with_chances(0.0, 1.0)] * 3]) == "fails"
@@ -188,21 +193,23 @@ def test_what_refutes_alone_may_not_be_enough_among_several() -> None:
     assert combine(several, 0.05) == "holds in part", "by its own interval"
 
 
-def test_what_two_ways_to_ask_have_to_agree_on_is_decided_by_the_weaker() -> None:
+def test_joint_checks_are_decided_by_the_weaker_one() -> None:
     strong, weak, against = above("it", NEAR, 0.0), above("it", [0.9, 0.1, 0.5, 0.4, 0.6], 0.25), above("it", NEAR, 0.9)
     assert [each.verdict for each in (strong, weak, against)] == ["holds", "undecided", "fails"]
     for pair, expected in (((strong, strong), "holds"), ((against, against), "fails")):
-        assert agreed(*pair, "again").verdict == expected
-    for pair in ((strong, weak), (strong, against), (strong, unknown("it", "why"))):
+        assert combine_agreeing(*pair, "again").verdict == expected
+    for pair in ((strong, weak), (strong, against), (strong, unknown_finding("it", "why"))):
         for first, second in (pair, pair[::-1]):
-            found = agreed(first, second, "again")
-            assert found.verdict == "undecided"
-            assert found.evidence.startswith(f"{first.evidence}; again: ")
-    both = agreed(strong, weak, "again")
+            actual = combine_agreeing(first, second, "again")
+            assert actual.verdict == "undecided"
+            assert actual.evidence.startswith(f"{first.evidence}; again: ")
+    both = combine_agreeing(strong, weak, "again")
     assert (both.holds, both.fails) == (weak.holds, strong.fails)
     few = above("it", [0.5, 0.6], 0.2)  # two seeds of one or of both
     for other, expected in ((few, "leans to hold"), (strong, "leans to hold"), (against, "undecided")):
-        assert agreed(few, other, "again").verdict == agreed(other, few, "again").verdict == expected
+        assert (
+            combine_agreeing(few, other, "again").verdict == combine_agreeing(other, few, "again").verdict == expected
+        )
 
 
 def test_a_value_with_an_interval_of_its_own_needs_no_seeds() -> None:
@@ -211,80 +218,82 @@ def test_a_value_with_an_interval_of_its_own_needs_no_seeds() -> None:
 
 
 @given(any_number, value, st.booleans(), st.booleans())
-def test_a_bound_is_decided_on_one_side_alone(values: list[float], bar: float, holds: bool, fails: bool) -> None:
+def test_a_bound_is_decided_one_sided(values: list[float], bar: float, holds: bool, fails: bool) -> None:
     finding = above("it", values, bar)
-    bounded = one_sided(finding, holds=holds, fails=fails, why="of some the least is known")
+    bounded = one_sided(finding, holds=holds, fails=fails, cause="of some the least is known")
     sides = {"hold": holds, "fail": fails}
     told = next((may for word, may in sides.items() if word in finding.verdict), True)
     assert bounded.verdict == (finding.verdict if told else "undecided")
-    assert (bounded.evidence != finding.evidence) == (finding.known and not (holds and fails))
+    assert (bounded.evidence != finding.evidence) == (finding.has_data and not (holds and fails))
     if finding.holds is not None and finding.fails is not None:
-        assert bounded.at(LEVEL) == bounded.verdict
+        assert bounded.verdict_at(LEVEL) == bounded.verdict
         assert (bounded.holds, bounded.fails) == (finding.holds if holds else 1.0, finding.fails if fails else 1.0)
-        assert (chance([bounded]) or 0.0) >= (chance([finding]) or 0.0)
+        assert (claim_p_value([bounded]) or 0.0) >= (claim_p_value([finding]) or 0.0)
 
 
 NONE = 1e-12  # a grain that plays no part
 several = st.lists(value, min_size=2, max_size=9)
 
 
-def varied(*terms: list[float]) -> None:
+def has_spread(*terms: list[float]) -> None:
     """Only where no term's spread is 0, which scipy leaves undefined."""
     assume(all(np.ptp(term) > 0 for term in terms))
 
 
 @given(several, value)
-def test_one_mean_is_compared_as_students_t_has_it(values: list[float], bar: float) -> None:
-    varied(values)
-    seen = of_one(values, NONE)
+def test_one_mean_matches_students_t(values: list[float], bar: float) -> None:
+    has_spread(values)
+    comparison = mean_contrast(values, NONE)
     test: Any = stats.ttest_1samp(values, bar, alternative="greater")
-    assert seen.above(bar) == pytest.approx(float(test.pvalue), abs=1e-12)
-    assert seen.below(bar) == pytest.approx(1 - float(test.pvalue), abs=1e-12)
+    assert comparison.p_above(bar) == pytest.approx(float(test.pvalue), abs=1e-12)
+    assert comparison.p_below(bar) == pytest.approx(1 - float(test.pvalue), abs=1e-12)
     ends = stats.ttest_1samp(values, 0).confidence_interval(0.95)
-    assert seen.interval(0.05) == pytest.approx((ends.low, ends.high))
-    assert seen.freedom == pytest.approx(len(values) - 1)
+    assert comparison.interval(0.05) == pytest.approx((ends.low, ends.high))
+    assert comparison.dof == pytest.approx(len(values) - 1)
 
 
 @given(several, several, st.sampled_from([0.01, 0.05, 0.3]))
-def test_a_difference_is_compared_as_welchs_t_has_it(first: list[float], second: list[float], level: float) -> None:
-    varied(first, second)
-    seen = difference(first, second, NONE)
+def test_a_difference_matches_welchs_t(first: list[float], second: list[float], level: float) -> None:
+    has_spread(first, second)
+    comparison = difference(first, second, NONE)
     test: Any = stats.ttest_ind(first, second, equal_var=False, alternative="greater")
-    assert seen.above(0) == pytest.approx(float(test.pvalue), abs=1e-12)
-    assert seen.below(0) == pytest.approx(1 - float(test.pvalue), abs=1e-12)
-    assert seen.freedom == pytest.approx(float(test.df))
+    assert comparison.p_above(0) == pytest.approx(float(test.pvalue), abs=1e-12)
+    assert comparison.p_below(0) == pytest.approx(1 - float(test.pvalue), abs=1e-12)
+    assert comparison.dof == pytest.approx(float(test.df))
     ends = stats.ttest_ind(first, second, equal_var=False).confidence_interval(1 - level)
-    assert seen.interval(level) == pytest.approx((ends.low, ends.high))
+    assert comparison.interval(level) == pytest.approx((ends.low, ends.high))
 
 
 @given(several, several, value)
-def test_a_weight_is_a_unit_of_the_figures(first: list[float], second: list[float], bar: float) -> None:
+def test_weights_scale_the_values(first: list[float], second: list[float], bar: float) -> None:
     weighed = contrast((1, first), (-0.5, second), grain=NONE)
     scaled = difference(first, [each / 2 for each in second], NONE)
     assert weighed.value == pytest.approx(scaled.value)
-    varied(first, second)
-    assert weighed.above(bar) == pytest.approx(scaled.above(bar))
-    assert weighed.freedom == pytest.approx(scaled.freedom)
+    has_spread(first, second)
+    assert weighed.p_above(bar) == pytest.approx(scaled.p_above(bar))
+    assert weighed.dof == pytest.approx(scaled.dof)
 
 
-def test_models_are_no_more_alike_than_their_grain() -> None:
+def test_the_spread_is_at_least_the_resolution() -> None:
     """Five models with one figure have a spread of the grain, not none."""
-    alike = of_one([0.9] * 5)
+    alike = mean_contrast([0.9] * 5)
     assert alike.error == pytest.approx(GRAIN / math.sqrt(5))
-    assert alike.error == of_one([0.9, 0.9, 0.9, 0.9, 0.9001]).error, "that agree more closely too"
-    assert of_one([0.8, 0.85, 0.9, 0.95, 1.0]).error == pytest.approx(np.std([0, 1, 2, 3, 4], ddof=1) / 20 / 5**0.5)
+    assert alike.error == mean_contrast([0.9, 0.9, 0.9, 0.9, 0.9001]).error, "that agree more closely too"
+    assert mean_contrast([0.8, 0.85, 0.9, 0.95, 1.0]).error == pytest.approx(
+        np.std([0, 1, 2, 3, 4], ddof=1) / 20 / 5**0.5
+    )
     assert difference([0.9] * 5, [0.5] * 4).error == pytest.approx(GRAIN * math.sqrt(1 / 5 + 1 / 4))
 
 
 @given(several, value, st.sampled_from([0.05, 0.2]))
-def test_so_many_seeds_decide_and_one_less_does_not(values: list[float], bar: float, level: float) -> None:
+def test_the_seeds_needed_decide_and_one_less_does_not(values: list[float], bar: float, level: float) -> None:
     """Against the interval of so many models with the same mean and spread, written out."""
-    seen = of_one(values, 0.01)
+    seen = mean_contrast(values, 0.01)
     spread = max(float(np.std(values, ddof=1)), 0.01)
 
     def decides(count: int) -> bool:
         half = float(stats.t.ppf(1 - level / 2, count - 1)) * spread / math.sqrt(count)
         return half < abs(float(np.mean(values)) - bar)
 
-    more = range(len(values) + 1, MOST_TIMES * len(values) + 1)
+    more = range(len(values) + 1, MAX_FACTOR * len(values) + 1)
     assert seen.seeds_to_decide(bar, level) == next((count for count in more if decides(count)), None)

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from toeplens.encodings import OffsetBias
-from toeplens.ground import InputError
+from toeplens.utils import InputError
 
 
 class GaussianWindow(OffsetBias):

@@ -1,29 +1,29 @@
 """Evaluation of language models: bits per byte, longer texts, planted spans, context extension."""
 
-from toeplens.engine.language.bits import AtLength, Bits, bits
-from toeplens.engine.language.extension import Extended, Extension, extension
-from toeplens.engine.language.planted import (
-    Copied,
+from toeplens.engine.language.bits import BitsPerByte, LengthBits, bits_per_byte
+from toeplens.engine.language.context_use import (
     Copying,
+    CopyingRow,
     HeadPatterns,
-    Needle,
+    NeedleRow,
     Needles,
     copying,
     head_patterns,
     needles,
 )
+from toeplens.engine.language.extension import Extension, ExtensionRow, extension
 
 __all__ = [
-    "AtLength",
-    "Bits",
-    "Copied",
+    "BitsPerByte",
     "Copying",
-    "Extended",
+    "CopyingRow",
     "Extension",
+    "ExtensionRow",
     "HeadPatterns",
-    "Needle",
+    "LengthBits",
+    "NeedleRow",
     "Needles",
-    "bits",
+    "bits_per_byte",
     "copying",
     "extension",
     "head_patterns",

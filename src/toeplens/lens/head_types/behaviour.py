@@ -8,11 +8,11 @@ and j. The two-way analysis of variance M_jm = mu + P_j + S_m + I_jm splits Var(
     positional = Var(P) / Var(M),  symbolic = Var(S) / Var(M),  interaction = Var(I) / Var(M),  which sum to 1.
 
 The positional share is 1 exactly if M_jm does not depend on m (invariance), the symbolic share exactly if it does not
-depend on j (equivariance). What an encoding reads from tokens in addition (`PositionalEncoding.note`) stays at its
-position. Where position adds to the logit (biases, gates, vectors at the input) the interaction is exactly 0. There is
-no table if the logit of a key depends on the content of other keys (CoPE, DAPE v2), and it is not sufficient if weights
-change after the softmax (URPE, stick-breaking). Rotations of pairs, biases and vectors at the input have a closed form
-(`two_way`); for other encodings the table is computed.
+depend on j (equivariance). What an encoding reads from tokens in addition (`PositionalEncoding.key_features`) stays at
+its position. Where position adds to the logit (biases, gates, vectors at the input) the interaction is exactly 0. There
+is no table if the logit of a key depends on the content of other keys (CoPE, DAPE v2), and it is not sufficient if
+weights change after the softmax (URPE, stick-breaking). Rotations of pairs, biases and vectors at the input have a
+closed form (`two_way`); for other encodings the table is computed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from toeplens.ground import InputError, invalid
-from toeplens.ground.records import AtLeast1, Count, Each, NearlyShare, Positive, Record
 from toeplens.lens.head_types.two_way import two_way
-from toeplens.lens.kit.movable import Given, Keys, movable_from
+from toeplens.lens.kit.separable_keys import AttentionOptions, PermutableKeys, iter_layer_keys
 from toeplens.lens.kit.trace import AttentionTrace, LayerTrace
+from toeplens.utils import InputError, invalid
+from toeplens.utils.records import ApproxShare, ItemType, NonNegative, NonNegativeInt, PositiveInt, Record
 
-_NOTHING = 1e-12  # variances below this part of the largest possible mean square count as rounding errors
+_NEGLIGIBLE = 1e-12  # variances below this part of the largest possible mean square count as rounding errors
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,15 @@ class Behaviour(Record):
                  ``none`` (all of the key is content); empty for tensors
     """
 
-    WORDS = "behaviour"
+    LABEL = "behaviour"
 
-    positional: Annotated[Float[np.ndarray, "*H"], Each(NearlyShare)]
-    symbolic: Annotated[Float[np.ndarray, "*H"], Each(NearlyShare)]
-    interaction: Annotated[Float[np.ndarray, "*H"], Each(NearlyShare)]
-    variance: Annotated[Float[np.ndarray, "*H"], Each(Positive)]
+    positional: Annotated[Float[np.ndarray, "*H"], ItemType(ApproxShare)]
+    symbolic: Annotated[Float[np.ndarray, "*H"], ItemType(ApproxShare)]
+    interaction: Annotated[Float[np.ndarray, "*H"], ItemType(ApproxShare)]
+    variance: Annotated[Float[np.ndarray, "*H"], ItemType(NonNegative)]
     flat: Bool[np.ndarray, "*H"]
-    queries: Count | tuple[Count, ...]
-    layers: tuple[Count, ...] = ()
+    queries: NonNegativeInt | tuple[NonNegativeInt, ...]
+    layers: tuple[NonNegativeInt, ...] = ()
     splits: tuple[str, ...] = ()
 
 
@@ -68,7 +68,7 @@ class Behaviour(Record):
 def behaviour(
     q: Float[Tensor, "*_B _N _d"] | AttentionTrace | LayerTrace,
     k: Float[Tensor, "*_B2 _N _d"] | None = None,
-    **around: Any,
+    **arguments: Any,
 ) -> Behaviour:
     """The positional, symbolic and interaction share of every head, exactly: no sampling, no N x N table.
 
@@ -105,22 +105,22 @@ def behaviour(
 
     Raises `InputError` for shapes that do not fit, numbers that are not finite, and encodings without such a table.
     """
-    given = Given(**around)
-    found = [(layer, name, *_heads(keys)) for layer, name, keys in movable_from(q, k, given)]
-    layers, splits, heads, queries = zip(*found, strict=True)
+    options = AttentionOptions(**arguments)
+    results = [(layer, name, *_head_shares(keys)) for layer, name, keys in iter_layer_keys(q, k, options)]
+    layers, splits, heads, queries = zip(*results, strict=True)
     names, values = ("positional", "symbolic", "interaction", "variance", "flat"), zip(*heads, strict=True)
-    arrays = {name: _by_layer(q, each) for name, each in zip(names, values, strict=True)}
-    return Behaviour(**arrays, **_described(q, layers, splits, queries))
+    arrays = {name: _stack_layers(q, value) for name, value in zip(names, values, strict=True)}
+    return Behaviour(**arrays, **_record_fields(q, layers, splits, queries))
 
 
-def _by_layer(q: Tensor | AttentionTrace | LayerTrace, found: Sequence[np.ndarray]) -> np.ndarray:
+def _stack_layers(q: Tensor | AttentionTrace | LayerTrace, values: Sequence[np.ndarray]) -> np.ndarray:
     """Join the heads' values over layers: [L, H] for a trace, [H] without layers, [] for q [N, d]."""
     if isinstance(q, AttentionTrace):
-        return np.stack(found)
-    return found[0].reshape(() if isinstance(q, Tensor) and q.ndim == 2 else -1)
+        return np.stack(values)
+    return values[0].reshape(() if isinstance(q, Tensor) and q.ndim == 2 else -1)
 
 
-def _described(
+def _record_fields(
     q: Tensor | AttentionTrace | LayerTrace, layers: Sequence[int], splits: Sequence[str], queries: Sequence[int]
 ) -> dict[str, Any]:
     """The fields of a record that describe what was measured."""
@@ -130,20 +130,20 @@ def _described(
     return {"queries": counts, "layers": tuple(layers), "splits": tuple(splits)}
 
 
-def _heads(keys: Keys) -> tuple[list[np.ndarray], int]:
+def _head_shares(keys: PermutableKeys) -> tuple[list[np.ndarray], int]:
     """The arrays of `Behaviour` for each head, and the number of queries counted."""
-    found = two_way(keys)
-    counted = int((keys.seen() > 1).sum())
-    *parts, size = (x.sum((0, 2)).cpu().numpy() for x in vars(found).values())
+    variances = two_way(keys)
+    num_queries = int((keys.num_visible() > 1).sum())
+    *parts, size = (x.sum((0, 2)).cpu().numpy() for x in vars(variances).values())
     total = np.stack(parts).sum(0)
-    flat = ~(total > _NOTHING * size)
+    flat = ~(total > _NEGLIGIBLE * size)
     shares = [np.divide(x, total, out=np.full_like(x, np.nan), where=~flat) for x in parts]
-    variance = total / counted if counted else np.full_like(total, np.nan)
-    return [*shares, variance, flat], counted
+    variance = total / num_queries if num_queries else np.full_like(total, np.nan)
+    return [*shares, variance, flat], num_queries
 
 
 @dataclass(frozen=True)
-class Scores(Record):
+class AgreementScores(Record):
     """Agreement of sequences with and without a permutation: 1 for equal sequences, about 0 for unrelated ones.
 
     NaN if the sequences are constant. The errors are standard errors over the drawn queries, permutations included.
@@ -168,14 +168,14 @@ class PermutationScores(Record):
     layers, splits   as in `Behaviour`
     """
 
-    WORDS = "permutation scores"
+    LABEL = "permutation scores"
 
-    logits: Scores
-    weights: Scores
-    queries: Count | tuple[Count, ...]
-    permutations: AtLeast1
-    seed: Count
-    layers: tuple[Count, ...] = ()
+    logits: AgreementScores
+    weights: AgreementScores
+    queries: NonNegativeInt | tuple[NonNegativeInt, ...]
+    permutations: PositiveInt
+    seed: NonNegativeInt
+    layers: tuple[NonNegativeInt, ...] = ()
     splits: tuple[str, ...] = ()
 
 
@@ -187,7 +187,7 @@ def permutation_scores(
     queries: int = 64,
     permutations: int = 32,
     seed: int = 0,
-    **around: Any,
+    **arguments: Any,
 ) -> PermutationScores:
     """Monte Carlo scores of invariance (positional) and equivariance (symbolic) under permutations of the keys.
 
@@ -212,46 +212,46 @@ def permutation_scores(
     for name, count in (("queries", queries), ("permutations", permutations)):
         if count < 1:
             raise invalid(name, "be at least 1", count)
-    every = movable_from(q, k, Given(**around))
-    found = [(layer, name, _terms(keys, queries, permutations, seed)) for layer, name, keys in every]
-    layers, splits, terms = zip(*found, strict=True)
-    scores = [zip(*(vars(_scores(each[:, which])).values() for each in terms), strict=True) for which in range(2)]
-    logits, weights = (Scores(*(_by_layer(q, values) for values in each)) for each in scores)
-    fields = _described(q, layers, splits, [len(each) for each in terms])
+    layer_keys = iter_layer_keys(q, k, AttentionOptions(**arguments))
+    results = [(layer, name, _score_terms(keys, queries, permutations, seed)) for layer, name, keys in layer_keys]
+    layers, splits, terms = zip(*results, strict=True)
+    scores = [zip(*(vars(_agreement_scores(x[:, which])).values() for x in terms), strict=True) for which in range(2)]
+    logits, weights = (AgreementScores(*(_stack_layers(q, values) for values in group)) for group in scores)
+    fields = _record_fields(q, layers, splits, [len(group) for group in terms])
     return PermutationScores(logits, weights, permutations=permutations, seed=seed, **fields)
 
 
-def _terms(keys: Keys, queries: int, permutations: int, seed: int) -> Float[np.ndarray, "Q 2 4 H"]:
+def _score_terms(keys: PermutableKeys, queries: int, permutations: int, seed: int) -> Float[np.ndarray, "Q 2 4 H"]:
     """For each drawn query, of logits and weights: twice both covariances, the sum of variances, the mean square."""
     rng = np.random.Generator(np.random.Philox(seed))
-    seen = keys.seen().cpu().numpy()
-    places = np.argwhere(seen > 1)
-    if len(places) == 0:
+    num_visible = keys.num_visible().cpu().numpy()
+    candidates = np.argwhere(num_visible > 1)
+    if len(candidates) == 0:
         raise InputError("q must have a query that sees at least two keys.")
-    made = []
-    for place in rng.choice(len(places), min(queries, len(places)), replace=False):
-        sequence, query = map(int, places[place])
-        orders = np.tile(np.arange(seen[sequence, query]), (permutations + 1, 1))
+    results = []
+    for choice in rng.choice(len(candidates), min(queries, len(candidates)), replace=False):
+        sequence, query = map(int, candidates[choice])
+        orders = np.tile(np.arange(num_visible[sequence, query]), (permutations + 1, 1))
         orders[1:] = rng.permuted(orders[1:], axis=1)
         contents = torch.from_numpy(orders).to(keys.ends.device)
         logits = keys.logits(sequence, query, contents)
-        each = []
+        values = []
         for x in (logits, logits.softmax(-1)):  # agreement of the original sequence with each of the others
             square = x.square().mean((-2, -1)) * permutations
             x = x - x.mean(-1, keepdim=True)
             first, others = x[:, :1], x[:, 1:]
             covariances = [(others * y).mean(-1).sum(-1) for y in (first, first[:, 0, contents[1:]])]
             variances = (first.square() + others.square()).mean(-1).sum(-1)
-            each.append(torch.stack((*(2 * c for c in covariances), variances, square)))
-        made.append(torch.stack(each).cpu().numpy())
-    return np.stack(made)
+            values.append(torch.stack((*(2 * c for c in covariances), variances, square)))
+        results.append(torch.stack(values).cpu().numpy())
+    return np.stack(results)
 
 
-def _scores(terms: Float[np.ndarray, "Q 4 H"]) -> Scores:
+def _agreement_scores(terms: Float[np.ndarray, "Q 4 H"]) -> AgreementScores:
     """Ratios of sums over the queries, with their standard errors."""
     total, count = terms[:, 2].sum(0), len(terms)
-    total = np.where(total > _NOTHING * terms[:, 3].sum(0), total, np.nan)
+    total = np.where(total > _NEGLIGIBLE * terms[:, 3].sum(0), total, np.nan)
     ratios = [terms[:, which].sum(0) / total for which in range(2)]
-    rests = [terms[:, which] - ratio * terms[:, 2] for which, ratio in enumerate(ratios)]
+    residuals = [terms[:, which] - ratio * terms[:, 2] for which, ratio in enumerate(ratios)]
     scale = count / (count - 1) if count > 1 else np.nan
-    return Scores(*ratios, *(np.sqrt((rest**2).sum(0) * scale) / total for rest in rests))
+    return AgreementScores(*ratios, *(np.sqrt((residual**2).sum(0) * scale) / total for residual in residuals))

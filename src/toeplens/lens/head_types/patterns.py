@@ -13,10 +13,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from toeplens.ground import InputError, invalid
 from toeplens.lens.kit.toeplitz import ROUNDING, ToeplitzProfile, profile_of
+from toeplens.utils import InputError, invalid
+from toeplens.utils.renamed import renamed
 
-_AT_ONCE = 2**20  # logits processed at once; a few megabytes are fastest
+_MAX_LOGITS = 2**20  # logits processed at once; a few megabytes are fastest
 _MEANS = {"entropy": "entropies", "first": "firsts", "kept": "queries", "induction": "eligible", "duplicate": "copies"}
 
 
@@ -96,7 +97,7 @@ class PatternSums:
         names = ("energy", *_MEANS, *_MEANS.values())
         self._sums = {name: torch.zeros(heads, dtype=torch.float64) for name in names}
         self._logits, self._weights, self._counts = torch.zeros(3, heads, 2 * keys - 1, dtype=torch.float64)
-        self._known = profile is not None
+        self._has_profile = profile is not None
         if profile is not None:
             offsets, counts = profile.offsets.cpu() + keys - 1, profile.counts.double().cpu()
             self._counts[:, offsets] = counts
@@ -130,51 +131,53 @@ class PatternSums:
         Raises `InputError` for shapes that do not fit, and numbers that are not finite.
         """
         tokens = None if self.tokens is None else self.tokens[sequences].to(logits.device)
-        wanted = (logits.shape[0] if tokens is None else len(tokens), self.heads, len(rows), logits.shape[-1])
+        expected = (logits.shape[0] if tokens is None else len(tokens), self.heads, len(rows), logits.shape[-1])
         if not 0 <= start < start + logits.shape[-1] <= self.keys:
             raise invalid("logits", f"end at key {self.keys} at most", start + logits.shape[-1])
-        if logits.shape != wanted or weights.shape != wanted:
+        if logits.shape != expected or weights.shape != expected:
             shapes = f"{list(logits.shape)} and {list(weights.shape)}"
-            raise invalid("logits and weights", f"have shape {list(wanted)}", got=shapes)
+            raise invalid("logits and weights", f"have shape {list(expected)}", got=shapes)
         if len(rows) and (rows.min() < 0 or rows.max() >= self.queries):
             raise invalid("rows", f"be from 0 to {self.queries - 1}", got=f"{int(rows.min())} to {int(rows.max())}")
-        visible = None if visible is None else visible.expand(wanted[0], -1, -1, -1)
-        for batch, heads, part in _tiles(rows, *wanted[:3], wanted[3]):
-            some = (batch, heads, part)
-            own = None if tokens is None else tokens[batch]
-            seen = None if visible is None else visible[batch, heads if visible.shape[1] > 1 else slice(None), part]
-            self._add(heads, rows[part].to(logits.device), logits[some], weights[some], seen, own, start)
+        visible = None if visible is None else visible.expand(expected[0], -1, -1, -1)
+        for batch, heads, row_slice in _tiles(rows, *expected[:3], expected[3]):
+            tile = (batch, heads, row_slice)
+            tile_tokens = None if tokens is None else tokens[batch]
+            mask_heads = slice(None) if visible is None or visible.shape[1] == 1 else heads
+            mask = None if visible is None else visible[batch, mask_heads, row_slice]
+            tile_rows = rows[row_slice].to(logits.device)
+            self._add(heads, tile_rows, logits[tile], weights[tile], mask, tile_tokens, start)
         if not all(x.isfinite().all() for x in self._sums.values()):
             raise InputError("logits and weights must be finite where keys are visible.")
 
     def result(self) -> Patterns:
         """The patterns of everything added so far."""
-        made = {name: x.numpy() for name, x in self._sums.items()}
-        means = {name: made[name] / _counted(made[count]) for name, count in _MEANS.items()}
-        nothing = np.full(self.heads, np.nan)
-        shares = dict.fromkeys(("toeplitz", "toeplitz_variance", "distance", "previous", "current", "next"), nothing)
+        sums = {name: x.numpy() for name, x in self._sums.items()}
+        means = {name: sums[name] / _divisor(sums[count]) for name, count in _MEANS.items()}
+        undefined = np.full(self.heads, np.nan)
+        shares = dict.fromkeys(("toeplitz", "toeplitz_variance", "distance", "previous", "current", "next"), undefined)
         by_distance = np.empty((self.heads, 0))
         if not self.cross:
             counts, weights = self._counts.numpy(), self._weights.numpy()
-            away = np.abs(np.arange(1 - self.keys, self.keys))
-            bins = np.frexp(away)[1]  # 0; 1; 2 and 3; 4 to 7; ..
-            by_distance = np.stack([np.bincount(bins, row) for row in weights]) / _counted(made["queries"])[:, None]
+            distances = np.abs(np.arange(1 - self.keys, self.keys))
+            bins = np.frexp(distances)[1]  # 0; 1; 2 and 3; 4 to 7; ..
+            by_distance = np.stack([np.bincount(bins, row) for row in weights]) / _divisor(sums["queries"])[:, None]
             energy, offsets = self._sums["energy"], torch.arange(1 - self.keys, self.keys)
             profile = profile_of(offsets, self._counts, self._logits, energy, ROUNDING * energy)
             shares = {"toeplitz": profile.share.numpy(), "toeplitz_variance": profile.variance_explained.numpy()}
-            shares["distance"] = weights @ away / _counted(weights.sum(-1))
+            shares["distance"] = weights @ distances / _divisor(weights.sum(-1))
             for name, offset in (("previous", 1), ("current", 0), ("next", -1)):
                 at = self.keys - 1 + offset
-                shares[name] = weights[:, at] / _counted(counts[:, at]) if self.keys > 1 or not offset else nothing
+                shares[name] = weights[:, at] / _divisor(counts[:, at]) if self.keys > 1 or not offset else undefined
         return Patterns(
             **shares,
             sink=1 - means.pop("kept"),
             **means,
             profile=by_distance,
-            eligible=made["eligible"].astype(int),
+            eligible=sums["eligible"].astype(int),
         )
 
-    def by_offset(self) -> tuple[Float[np.ndarray, "H D"], Float[np.ndarray, "H D"]]:
+    def logits_by_offset(self) -> tuple[Float[np.ndarray, "H D"], Float[np.ndarray, "H D"]]:
         """Mean logit at each offset -(N-1) .. N-1 over the visible pairs, 0 where there is none, and their number."""
         counts = self._counts.numpy()
         return self._logits.numpy() / np.maximum(counts, 1), counts
@@ -195,42 +198,41 @@ class PatternSums:
                 visible = visible[:, :1]  # the same in all heads
             weights = weights.masked_fill(~visible, 0)
         weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
-        seen = visible.sum(-1)
-        kept = weights.sum(-1)
-        several = (seen > 1) & (kept > 0)
+        num_visible = visible.sum(-1)
+        mass = weights.sum(-1)
+        has_several = (num_visible > 1) & (mass > 0)
         later = (rows > 0) | self.cross
         tiny = torch.finfo(weights.dtype).tiny
-        entropy = kept.log() - weights.clamp(min=tiny).log_().mul_(weights).sum(-1) / kept  # of normalized weights
-        found = {
-            "queries": seen > 0,
-            "kept": kept,
+        entropy = mass.log() - weights.clamp(min=tiny).log_().mul_(weights).sum(-1) / mass  # of normalized weights
+        sums = {
+            "queries": num_visible > 0,
+            "kept": mass,
             "first": weights[..., 0] * (later & (start == 0)),
-            "firsts": (seen > 0) & later,
-            "entropy": (entropy / seen.clamp(min=2).to(kept.dtype).log()).where(several, 0),
-            "entropies": several,
+            "firsts": (num_visible > 0) & later,
+            "entropy": (entropy / num_visible.clamp(min=2).to(mass.dtype).log()).where(has_several, 0),
+            "entropies": has_several,
         }
         if not self.cross:
             lowest = int(rows[0]) + self.keys - start - logits.shape[-1]
             offsets = slice(lowest, lowest + len(rows) + logits.shape[-1] - 1)
-            self._weights[heads, offsets] += _by_offset(weights).cpu()
-            if not self._known:
-                self._counts[heads, offsets] += _by_offset(visible.to(weights.dtype)).cpu()
+            self._weights[heads, offsets] += _sums_by_offset(weights).cpu()
+            if not self._has_profile:
+                self._counts[heads, offsets] += _sums_by_offset(visible.to(weights.dtype)).cpu()
                 scores = logits.to(torch.float64, copy=True).masked_fill_(~visible, 0)
-                self._logits[heads, offsets] += _by_offset(scores).cpu()
+                self._logits[heads, offsets] += _sums_by_offset(scores).cpu()
                 self._sums["energy"][heads] += scores.square_().sum((0, 2, 3)).cpu()
         if tokens is not None:
-            for total, count, before in (("induction", "eligible", 1), ("duplicate", "copies", 0)):
-                places = torch.arange(start - before, start - before + logits.shape[-1], device=rows.device)
-                same = (
-                    tokens[:, rows, None] == tokens[:, None, places.clamp(min=0)]
-                )  # other copies of the query's token
-                some = (same & (places >= 0) & (places != rows.unsqueeze(-1))).unsqueeze(1) & visible
-                found[total], found[count] = (weights * some.to(weights.dtype)).sum(-1), some.any(-1)
-        for name, values in found.items():
+            for total, count, shift in (("induction", "eligible", 1), ("duplicate", "copies", 0)):
+                positions = torch.arange(start - shift, start - shift + logits.shape[-1], device=rows.device)
+                # other copies of the query's token
+                same = tokens[:, rows, None] == tokens[:, None, positions.clamp(min=0)]
+                matches = (same & (positions >= 0) & (positions != rows.unsqueeze(-1))).unsqueeze(1) & visible
+                sums[total], sums[count] = (weights * matches.to(weights.dtype)).sum(-1), matches.any(-1)
+        for name, values in sums.items():
             self._sums[name][heads] += values.double().sum((0, 2)).cpu()
 
 
-def _by_offset(x: Float[Tensor, "B _H R K"]) -> Float[Tensor, "_H D"]:
+def _sums_by_offset(x: Float[Tensor, "B _H R K"]) -> Float[Tensor, "_H D"]:
     """Sums of consecutive queries' rows by i - j, from the last key and first query up, by skewing the rows."""
     count, keys = x.shape[-2:]
     sums = x.new_zeros(*x.shape[:-2], count + keys - 1)
@@ -239,27 +241,25 @@ def _by_offset(x: Float[Tensor, "B _H R K"]) -> Float[Tensor, "_H D"]:
     return sums.double().sum(0).flip(-1)
 
 
-def _tiles(
-    rows: Int[Tensor, "R"], batch: int, heads: int, count: int, keys: int
-) -> Iterator[tuple[slice, slice, slice]]:
+def _tiles(rows: Int[Tensor, "R"], batch: int, heads: int, count: int, keys: int) -> Iterator[tuple[slice, ...]]:
     """Sequences, heads and consecutive rows to process together."""
-    several = min(heads, max(1, _AT_ONCE // keys))
-    height = max(1, _AT_ONCE // (keys * several))
+    num_heads = min(heads, max(1, _MAX_LOGITS // keys))  # per tile
+    max_rows = max(1, _MAX_LOGITS // (keys * num_heads))
     breaks = (rows.diff() != 1).nonzero().flatten().add(1).tolist()
     for start, stop in zip((0, *breaks), (*breaks, count), strict=True):
-        tall = min(height, max(1, stop - start))
-        together = max(1, _AT_ONCE // (keys * several * tall))
-        steps = (range(0, batch, together), range(0, heads, several), range(start, stop, tall))
+        num_rows = min(max_rows, max(1, stop - start))
+        num_sequences = max(1, _MAX_LOGITS // (keys * num_heads * num_rows))
+        steps = range(0, batch, num_sequences), range(0, heads, num_heads), range(start, stop, num_rows)
         for b, h, r in product(*steps):
-            yield slice(b, b + together), slice(h, h + several), slice(r, min(r + tall, stop))
+            yield slice(b, b + num_sequences), slice(h, h + num_heads), slice(r, min(r + num_rows, stop))
 
 
-def _counted(x: Float[np.ndarray, "*H"]) -> Float[np.ndarray, "*H"]:
+def _divisor(x: Float[np.ndarray, "*H"]) -> Float[np.ndarray, "*H"]:
     """A divisor: NaN instead of 0."""
     return np.where(x > 0, x, np.nan)
 
 
-class Retrieval(NamedTuple):
+class RetrievalScores(NamedTuple):
     """How each head retrieves the answer, at the positions where the answer's tokens are predicted.
 
     score  share of the answer's tokens for which the key with the largest weight lies in the needle and is that token:
@@ -271,32 +271,33 @@ class Retrieval(NamedTuple):
     mass: Float[Tensor, "B H"]
 
 
+@renamed
 def retrieval(
-    weights: Float[Tensor, "B H n K"], tokens: Int[Tensor, "B N"], places: Int[Tensor, "n"], needle: Int[Tensor, "B 2"]
-) -> Retrieval:
+    weights: Float[Tensor, "B H n K"],
+    tokens: Int[Tensor, "B N"],
+    answer_positions: Int[Tensor, "n"],
+    needle: Int[Tensor, "B 2"],
+) -> RetrievalScores:
     """Retrieval scores of heads, from their weights at the queries that predict an answer.
 
     Arguments
-        weights  of the queries at ``places`` - 1 on the keys 0 .. K-1, without a sink
-        tokens   all sequences, including question and answer
-        places   positions of the answer's tokens
-        needle   start and end (exclusive) of the needle's tokens, all of the answer's among them
+        weights           of the queries at ``answer_positions`` - 1 on the keys 0 .. K-1, without a sink
+        tokens            all sequences, including question and answer
+        answer_positions  of the answer's tokens
+        needle            start and end (exclusive) of the needle's tokens, all of the answer's among them
     """
-    keys = weights.shape[-1]
-    if weights.shape[0] != len(tokens) or weights.shape[2] != len(places) or needle.shape != (len(tokens), 2):
-        raise invalid(
-            "weights and needle",
-            f"have shapes [{len(tokens)}, H, {len(places)}, K] and [{len(tokens)}, 2]",
-            got=f"{list(weights.shape)} and {list(needle.shape)}",
-        )
-    at = torch.arange(keys, device=weights.device)
-    first, last = needle.to(at.device).unbind(1)
-    inside = (at >= first.unsqueeze(1)) & (at < last.unsqueeze(1))
-    own = tokens.to(at.device)
-    hits = (own[:, None, :keys] == own[:, places.to(at.device), None]) & inside.unsqueeze(1)
+    keys, count = weights.shape[-1], len(answer_positions)
+    if weights.shape[0] != len(tokens) or weights.shape[2] != count or needle.shape != (len(tokens), 2):
+        needed = f"have shapes [{len(tokens)}, H, {count}, K] and [{len(tokens)}, 2]"
+        raise invalid("weights and needle", needed, got=f"{list(weights.shape)} and {list(needle.shape)}")
+    key_index = torch.arange(keys, device=weights.device)
+    first, last = needle.to(key_index.device).unbind(1)
+    inside = (key_index >= first.unsqueeze(1)) & (key_index < last.unsqueeze(1))
+    token_ids, answers = tokens.to(key_index.device), answer_positions.to(key_index.device)
+    hits = (token_ids[:, None, :keys] == token_ids[:, answers, None]) & inside.unsqueeze(1)
     if not bool(hits.any(-1).all()):
         raise InputError("needle must contain all tokens of the answer.")
     marked = hits.unsqueeze(1).to(weights.dtype)
     top = weights.argmax(-1, keepdim=True)
-    found = marked.expand_as(weights).gather(-1, top).squeeze(-1)
-    return Retrieval(found.double().mean(-1), (weights * marked).sum(-1).double().mean(-1))
+    top_hits = marked.expand_as(weights).gather(-1, top).squeeze(-1)
+    return RetrievalScores(top_hits.double().mean(-1), (weights * marked).sum(-1).double().mean(-1))

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.special import stdtrit
 
-from toeplens.ground import InputError, invalid
+from toeplens.utils import InputError, invalid
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Estimate:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-TAILS = (0.025, 0.975)  # quantiles of the intervals
+INTERVAL_QUANTILES = (0.025, 0.975)  # quantiles of the intervals
 
 
 def bootstrap_means(
@@ -57,14 +57,14 @@ def bootstrap_means(
     return low, high
 
 
-def over_seeds(values: Float[np.ndarray, "s"]) -> Estimate:
+def mean_over_seeds(values: Float[np.ndarray, "s"]) -> Estimate:
     """Mean over seeds with Student's t interval; unbounded with one seed."""
     if len(values) == 0:
         raise InputError("values must have at least one seed, got none.")
-    return over_clusters(np.asarray(values, dtype=float), np.arange(len(values)))
+    return mean_over_clusters(np.asarray(values, dtype=float), np.arange(len(values)))
 
 
-def over_clusters(values: Float[np.ndarray, "n"], clusters: Int[np.ndarray, "n"]) -> Estimate:
+def mean_over_clusters(values: Float[np.ndarray, "n"], clusters: Int[np.ndarray, "n"]) -> Estimate:
     """Mean of values that belong together in clusters (such as the windows of a document); Student's interval.
 
     The error is computed from the clusters' sums of deviations, so many values of one cluster count little more than
@@ -74,45 +74,44 @@ def over_clusters(values: Float[np.ndarray, "n"], clusters: Int[np.ndarray, "n"]
     if len(values) == 0:
         raise InputError("values must have at least one entry, got none.")
     mean = float(values.mean())
-    different, which = np.unique(clusters, return_inverse=True)
-    if len(different) == 1:
+    unique, index = np.unique(clusters, return_inverse=True)
+    if len(unique) == 1:
         return Estimate(mean, -np.inf, np.inf, 1)
-    sums = np.bincount(which, weights=values - mean)
-    worth = len(values) ** 2 / float((np.bincount(which).astype(float) ** 2).sum())
-    error = np.sqrt((sums**2).sum() * worth / (worth - 1)) / len(values)
-    half = float(stdtrit(max(1.0, worth - 1), TAILS[1]) * error)
-    return Estimate(mean, mean - half, mean + half, len(sums))
+    sums = np.bincount(index, weights=values - mean)
+    effective_count = len(values) ** 2 / float((np.bincount(index).astype(float) ** 2).sum())
+    error = np.sqrt((sums**2).sum() * effective_count / (effective_count - 1)) / len(values)
+    half_width = float(stdtrit(max(1.0, effective_count - 1), INTERVAL_QUANTILES[1]) * error)
+    return Estimate(mean, mean - half_width, mean + half_width, len(sums))
 
 
-def wilson(right: int, count: int) -> tuple[float, float]:
-    """Wilson's 95% interval of the share ``right`` / ``count``.
+def wilson_interval(successes: int, count: int) -> tuple[float, float]:
+    """Wilson's 95% interval of the share ``successes`` / ``count``.
 
     E. B. Wilson, Probable inference, the law of succession, and statistical inference, 1927.
     """
     from scipy.stats import binomtest
 
-    low, high = binomtest(right, count).proportion_ci(method="wilson")
+    low, high = binomtest(successes, count).proportion_ci(method="wilson")
     return float(low), float(high)
 
 
-def newcombe(first: Float[np.ndarray, "n"], second: Float[np.ndarray, "n"]) -> tuple[float, float]:
+def newcombe_interval(first: Float[np.ndarray, "n"], second: Float[np.ndarray, "n"]) -> tuple[float, float]:
     """95% interval of the share of ``second`` minus that of ``first``, for paired observations of 0 or 1.
 
     R. G. Newcombe, Improved confidence intervals for the difference between binomial proportions based on paired data,
     1998, method 10 without its continuity correction.
     """
     count, shares = len(first), (float(second.mean()), float(first.mean()))
-    ends = [wilson(round(share * count), count) for share in shares]
+    intervals = [wilson_interval(round(share * count), count) for share in shares]
     (below, above), (below_first, above_first) = (
-        (share - low, high - share) for share, (low, high) in zip(shares, ends, strict=True)
+        (share - low, high - share) for share, (low, high) in zip(shares, intervals, strict=True)
     )
     spread = float(np.sqrt(first.var() * second.var()))
-    alike = float(np.cov(first, second, bias=True)[0, 1]) / spread if spread > 0 else 0.0
-    gain = shares[0] - shares[1]
-    down, up = (
-        np.sqrt(max(0.0, a**2 - 2 * alike * a * b + b**2)) for a, b in ((below, above_first), (above, below_first))
-    )
-    return max(-1.0, gain - float(down)), min(1.0, gain + float(up))
+    correlation = float(np.cov(first, second, bias=True)[0, 1]) / spread if spread > 0 else 0.0
+    difference = shares[0] - shares[1]
+    pairs = (below, above_first), (above, below_first)
+    down, up = (np.sqrt(max(0.0, a**2 - 2 * correlation * a * b + b**2)) for a, b in pairs)
+    return max(-1.0, difference - float(down)), min(1.0, difference + float(up))
 
 
 def ranks_of(values: Float[np.ndarray, "*samples n"]) -> Float[np.ndarray, "*samples n"]:

@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from toeplens.ground import InputError, invalid
 from toeplens.lens.kit.trace import Replacement, Source
+from toeplens.utils import InputError, invalid
 
 # tokens [b, N], labels [b] or [b, N], lengths [b]; without names, as b may differ between batches
 Batch = tuple[Int[Tensor, "_ _"], Int[Tensor, "_ *_"], Int[Tensor, "_"] | None]
@@ -22,10 +22,10 @@ Metric = Literal["accuracy", "loss", "kl"]
 
 def counted_batches(batches: Iterable[Batch]) -> list[Batch]:
     """The batches as a list; raises `InputError` if no example in them counts."""
-    kept = list(batches)
-    if not any((labels >= 0).any() for _, labels, _ in kept):
+    batch_list = list(batches)
+    if not any((labels >= 0).any() for _, labels, _ in batch_list):
         raise InputError("batches must have at least one example that counts, got none.")
-    return kept
+    return batch_list
 
 
 def replacements(
@@ -41,13 +41,13 @@ def replacements(
             raise invalid("batches", "have one width for resampling", sorted(widths))
         tokens = torch.cat([tokens for tokens, _, _ in batches])
         lengths = torch.cat([_lengths(tokens, lengths) for tokens, _, lengths in batches])
-        counted = counts(torch.cat([labels for _, labels, _ in batches]))
-        others = torch.arange(len(tokens), device=tokens.device)  # ignored examples keep their own outputs
+        counted = is_counted(torch.cat([labels for _, labels, _ in batches]))
+        donor_index = torch.arange(len(tokens), device=tokens.device)  # ignored examples keep their own outputs
         chosen = torch.from_numpy(donors(lengths[counted].cpu().numpy(), seed)).to(tokens.device)
-        others[counted] = others[counted][chosen]
-        of_batch = others.split([len(labels) for _, labels, _ in batches])
-        padded = any(given is not None for _, _, given in batches)
-        return lambda index: list(source.outputs(tokens[of_batch[index]], lengths[of_batch[index]] if padded else None))
+        donor_index[counted] = donor_index[counted][chosen]
+        rows = donor_index.split([len(labels) for _, labels, _ in batches])
+        padded = any(batch_lengths is not None for _, _, batch_lengths in batches)
+        return lambda index: list(source.head_outputs(tokens[rows[index]], lengths[rows[index]] if padded else None))
     return lambda index: "position" if intervention == "position" else None
 
 
@@ -59,17 +59,17 @@ def mean_outputs(source: Source, batches: Sequence[Batch]) -> list[Float[Tensor,
     """
     width = max(tokens.shape[1] for tokens, _, _ in batches)
     sums: list[Tensor] = []
-    reached = torch.zeros(width, dtype=torch.float64)
+    token_counts = torch.zeros(width, dtype=torch.float64)
     for tokens, labels, lengths in batches:
         length = tokens.shape[1]
-        here = torch.arange(length, device=tokens.device) < _lengths(tokens, lengths).unsqueeze(1)
-        present = here & counts(labels).unsqueeze(1)
-        reached[:length] += present.sum(0).cpu()
-        for layer, z in enumerate(source.outputs(tokens, lengths)):
+        in_sequence = torch.arange(length, device=tokens.device) < _lengths(tokens, lengths).unsqueeze(1)
+        present = in_sequence & is_counted(labels).unsqueeze(1)
+        token_counts[:length] += present.sum(0).cpu()
+        for layer, z in enumerate(source.head_outputs(tokens, lengths)):
             if layer == len(sums):
                 sums.append(torch.zeros(width, *z.shape[2:], dtype=torch.float64, device=z.device))
             sums[layer][:length] += torch.where(present[:, :, None, None], z, 0).sum(0, dtype=torch.float64)
-    return [total / reached.clamp(min=1).to(total.device)[:, None, None] for total in sums]
+    return [total / token_counts.clamp(min=1).to(total.device)[:, None, None] for total in sums]
 
 
 def donors(lengths: Int[np.ndarray, "n"], seed: int) -> Int[np.ndarray, "n"]:
@@ -81,19 +81,19 @@ def donors(lengths: Int[np.ndarray, "n"], seed: int) -> Int[np.ndarray, "n"]:
         raise invalid("batches", "have at least 2 examples that count for resampling", len(lengths))
     rng = np.random.Generator(np.random.Philox(seed))
     order = np.lexsort((rng.random(len(lengths)), lengths))
-    found = np.empty(len(lengths), dtype=np.int64)
+    donor = np.empty(len(lengths), dtype=np.int64)
     for ring in np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1):
-        found[ring] = np.roll(ring, 1)
-    for place in np.flatnonzero(found[order] == order):
-        found[order[place]] = order[place + 1 if place + 1 < len(order) else place - 1]
-    return found
+        donor[ring] = np.roll(ring, 1)
+    for index in np.flatnonzero(donor[order] == order):
+        donor[order[index]] = order[index + 1 if index + 1 < len(order) else index - 1]
+    return donor
 
 
 def _lengths(tokens: Tensor, lengths: Tensor | None) -> Tensor:
     return torch.full((len(tokens),), tokens.shape[1], device=tokens.device) if lengths is None else lengths
 
 
-def counts(labels: Int[Tensor, "b *N"]) -> Bool[Tensor, "b"]:
+def is_counted(labels: Int[Tensor, "b *N"]) -> Bool[Tensor, "b"]:
     """Which examples count: those with a label that is not negative."""
     return labels >= 0 if labels.ndim == 1 else (labels >= 0).any(1)
 
@@ -101,12 +101,12 @@ def counts(labels: Int[Tensor, "b *N"]) -> Bool[Tensor, "b"]:
 def losses(logits: Float[Tensor, "b *N C"], labels: Int[Tensor, "b *N"]) -> Float[Tensor, "b"]:
     """Each example's cross-entropy in nats, the mean over its counted labels; 0 if there are none."""
     counted = labels >= 0
-    each = F.cross_entropy(logits.flatten(0, -2), labels.clamp(min=0).flatten(), reduction="none").view_as(labels)
-    each = torch.where(counted, each, 0)
-    return each if labels.ndim == 1 else each.sum(1) / counted.sum(1).clamp(min=1)
+    values = F.cross_entropy(logits.flatten(0, -2), labels.clamp(min=0).flatten(), reduction="none").view_as(labels)
+    values = torch.where(counted, values, 0)
+    return values if labels.ndim == 1 else values.sum(1) / counted.sum(1).clamp(min=1)
 
 
-def outcomes(
+def metric_values(
     metric: Metric, logits: Float[Tensor, "V b *N C"], intact: Float[Tensor, "b *N C"], labels: Int[Tensor, "b *N"]
 ) -> Bool[Tensor, "V n"] | Float[Tensor, "V n"]:
     """The metric of each counted example (the mean over its counted labels), in each of V changed passes.
@@ -116,12 +116,12 @@ def outcomes(
     """
     counted = labels >= 0
     if labels.ndim == 2:
-        own, answers = intact[counted], labels[counted]
-        found = [outcomes(metric, changed[counted].unsqueeze(0), own, answers)[0] for changed in logits]
-        each = torch.zeros(len(logits), *labels.shape, dtype=torch.float64, device=labels.device)
-        each[:, counted] = torch.stack(found).double()
-        some = counted.any(1)
-        return each.sum(-1)[:, some] / counted.sum(1)[some]
+        intact, answers = intact[counted], labels[counted]
+        results = [metric_values(metric, changed[counted].unsqueeze(0), intact, answers)[0] for changed in logits]
+        values = torch.zeros(len(logits), *labels.shape, dtype=torch.float64, device=labels.device)
+        values[:, counted] = torch.stack(results).double()
+        has_label = counted.any(1)
+        return values.sum(-1)[:, has_label] / counted.sum(1)[has_label]
     if metric == "accuracy":
         return (logits.argmax(-1) == labels)[:, counted]
     log_q = logits[:, counted].double().log_softmax(-1)
@@ -137,40 +137,40 @@ def harm(metric: Metric, intact: Float[np.ndarray, "*#V n"], changed: Float[np.n
 
 
 @runtime_checkable
-class Memory(Protocol):
+class AblationCache(Protocol):
     """Stores the results of an ablation; `get` may raise to interrupt it between two batches.
 
-    Use one memory per ablation: the keys do not contain metrics, intervention or method.
+    Use one cache per ablation: the keys do not contain metrics, intervention or method.
     """
 
     def get(self, key: str) -> Bool[np.ndarray, "M V n"] | Float[np.ndarray, "M V n"] | None: ...
 
-    def put(self, key: str, answers: Bool[np.ndarray, "M V n"] | Float[np.ndarray, "M V n"]) -> None: ...
+    def put(self, key: str, values: Bool[np.ndarray, "M V n"] | Float[np.ndarray, "M V n"]) -> None: ...
 
 
-def examples_answers(
+def example_metrics(
     metrics: Sequence[Metric],
     batches: Sequence[Batch],
     logits_of: Callable[[int], Iterable[Float[Tensor, "_ _ *N C"]]],
-    memory: Memory | None = None,
+    cache: AblationCache | None = None,
     phase: str = "",
 ) -> tuple[Float[np.ndarray, "M n"], Float[np.ndarray, "M V n"]]:
     """Each metric of each counted example, for the intact model and V changed ones, from one pass.
 
     For a batch index, ``logits_of`` gives the class logits of all these passes, the intact model's first, some at once.
     """
-    parts = []
+    batch_values = []
     for index, (_, labels, _) in enumerate(batches):
         key = f"{phase}-{index}"
-        answers = memory.get(key) if memory else None
-        if answers is None:
-            pieces, intact = [], None
+        values = cache.get(key) if cache else None
+        if values is None:
+            chunks, intact = [], None
             for logits in logits_of(index):
                 intact = logits[0] if intact is None else intact
-                pieces.append([outcomes(each, logits, intact, labels).cpu().numpy() for each in metrics])
-            answers = np.stack([np.concatenate(each) for each in zip(*pieces, strict=True)])
-            if memory:
-                memory.put(key, answers)
-        parts.append(answers)
-    together = np.concatenate(parts, axis=-1).astype(float)
-    return together[:, 0], together[:, 1:]
+                chunks.append([metric_values(metric, logits, intact, labels).cpu().numpy() for metric in metrics])
+            values = np.stack([np.concatenate(metric) for metric in zip(*chunks, strict=True)])
+            if cache:
+                cache.put(key, values)
+        batch_values.append(values)
+    all_values = np.concatenate(batch_values, axis=-1).astype(float)
+    return all_values[:, 0], all_values[:, 1:]

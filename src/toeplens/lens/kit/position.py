@@ -12,8 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from toeplens.encodings import attention_logits
-from toeplens.ground import InputError, choose, invalid
 from toeplens.lens.kit.trace import AttentionTrace, LayerTrace
+from toeplens.utils import InputError, choose, invalid
 
 Split = Literal["mean", "input", "ablate"]  # how a layer's input is split into content and position
 
@@ -31,19 +31,19 @@ def position_parts(
     choose("split", split, get_args(Split))
     inputs, key_inputs = layer.inputs, layer.key_inputs
     if split == "input":
-        if layer.vectors is None:
+        if layer.input_position_part is None:
             raise invalid("split", f"be 'mean' or 'ablate' for layer {layer.layer}", got="'input'")
-        p = layer.vectors.to(inputs.dtype).expand_as(inputs)
+        p = layer.input_position_part.to(inputs.dtype).expand_as(inputs)
         return p, p
     if split == "mean":
         if len(inputs) < 2:
             raise InputError("split must not be 'mean' with fewer than 2 sequences.")
 
-        def part(x: Tensor) -> Tensor:
-            return torch.nan_to_num(position_means(x, layer.kept_lengths)[1]).expand_as(x)
+        def mean_part(x: Tensor) -> Tensor:
+            return torch.nan_to_num(position_means(x, layer.traced_lengths)[1]).expand_as(x)
 
-        p = part(inputs)
-        return p, p if inputs is key_inputs else part(key_inputs)
+        p = mean_part(inputs)
+        return p, p if inputs is key_inputs else mean_part(key_inputs)
     bare = trace.without_position(layer.layer)
     p = inputs - bare.inputs
     return p, p if inputs is key_inputs else key_inputs - bare.key_inputs
@@ -73,15 +73,15 @@ def position_means(
 # ---- the positional main effect --------------------------------------------------------------------------------------
 
 FOLDS = 3  # one with the query, and one for each of two mean keys
-AT_ONCE = 1 << 19  # logits computed at once, but at least one query of one sequence
+MAX_LOGITS = 1 << 19  # logits computed at once, but at least one query of one sequence
 
 
 def known_key_part(layer: LayerTrace) -> Float[Tensor, "B G R d"] | None:
     """The part of the keys that comes from vectors added at the input; None if keys contain more position than that."""
-    if layer.added is None or (layer.vectors is None and layer.key_inputs is layer.inputs):
+    if layer.position_vectors is None or (layer.input_position_part is None and layer.key_inputs is layer.inputs):
         return None
-    p = layer.added.to(layer.key_inputs.dtype).expand_as(layer.key_inputs)
-    return layer.part(p, p)[1]
+    p = layer.position_vectors.to(layer.key_inputs.dtype).expand_as(layer.key_inputs)
+    return layer.project_part(p, p)[1]
 
 
 def effect_variance(
@@ -113,17 +113,18 @@ def effect_variance(
     if len(q) < FOLDS:
         raise invalid("layers", f"have a batch of at least {FOLDS} sequences for position effects", len(q))
     fold = torch.arange(len(q), device=q.device) % FOLDS
-    means = [_mean_keys(k, key_part, layer.present, fold == one) for one in range(FOLDS)]
+    means = [_mean_keys(k, key_part, layer.present, fold == index) for index in range(FOLDS)]
     heads, length = q.shape[1:3]
-    every = torch.arange(length, device=q.device)
-    at_once = max(1, AT_ONCE // (heads * length * (length if rows is None else rows.shape[1])))
+    all_rows = torch.arange(length, device=q.device)
+    sequences_per_step = max(1, MAX_LOGITS // (heads * length * (length if rows is None else rows.shape[1])))
+    step = max(1, MAX_LOGITS // (heads * length))
     total = count = torch.zeros((), dtype=q.dtype, device=q.device)
-    for own in range(FOLDS):
-        keys, reached = zip(*(means[(own + step) % FOLDS] for step in (1, 2)), strict=True)
-        for some in torch.nonzero(fold == own).squeeze(1).split(at_once):
-            for at in (every if rows is None else rows[some]).split(max(1, AT_ONCE // (heads * length)), dim=-1):
-                covariance, number = _covariance(layer, q, keys, reached[0] & reached[1], some, at)
-                total, count = total + covariance, count + number
+    for query_fold in range(FOLDS):
+        keys, reached = zip(*(means[(query_fold + other) % FOLDS] for other in (1, 2)), strict=True)
+        for sequences in torch.nonzero(fold == query_fold).squeeze(1).split(sequences_per_step):
+            for queries in (all_rows if rows is None else rows[sequences]).split(step, dim=-1):
+                covariance, num_queries = _covariance(layer, q, keys, reached[0] & reached[1], sequences, queries)
+                total, count = total + covariance, count + num_queries
     return total / count
 
 
@@ -132,26 +133,27 @@ def _covariance(
     q: Float[Tensor, "B H R d"],
     keys: Sequence[Float[Tensor, "1 G R d"]],
     reached: Bool[Tensor, "R"],
-    some: Int[Tensor, "b"],
-    at: Int[Tensor, "*_b Q"],
+    sequences: Int[Tensor, "b"],
+    queries: Int[Tensor, "*_b Q"],
 ) -> tuple[Float[Tensor, "H"], Int[Tensor, "H"]]:
     """The covariance of a query's logits with both ``keys`` over those that it sees at ``reached`` positions.
 
-    Summed over some sequences' queries ``at`` these positions that see at least two keys, and the number of these.
+    Summed over some sequences' ``queries`` that see at least two keys, and the number of these.
     """
-    there = layer.present[some]
-    own = there[torch.arange(len(some), device=q.device)[:, None], at]  # padded queries see nothing
-    seen = own[:, None, :, None] & there[:, None, None, :]
+    present, index = layer.present[sequences], torch.arange(len(sequences), device=q.device)
+    query_present = present[index[:, None], queries]  # padded queries see nothing
+    visible = query_present[:, None, :, None] & present[:, None, None, :]
     if layer.causal:
-        seen = seen & (torch.arange(q.shape[2], device=q.device) <= at.unsqueeze(-1)).unsqueeze(-3)
-    seen = seen & reached
-    logits = [layer.formed(attention_logits, q, k.expand(len(some), -1, -1, -1), some, at) for k in keys]
+        visible = visible & (torch.arange(q.shape[2], device=q.device) <= queries.unsqueeze(-1)).unsqueeze(-3)
+    visible = visible & reached
+    keys = [k.expand(len(sequences), -1, -1, -1) for k in keys]
+    logits = [layer.call_attention(attention_logits, q, k, sequences, queries) for k in keys]
     for x in logits:
-        seen = seen & x.isfinite()
-    count = seen.sum(-1)
-    weight = seen / count.clamp(min=1).to(q.dtype).unsqueeze(-1)
-    values = [torch.where(seen, x, 0) for x in logits]
-    first, second = (torch.where(seen, x - (x * weight).sum(-1, keepdim=True), 0) for x in values)
+        visible = visible & x.isfinite()
+    count = visible.sum(-1)
+    weight = visible / count.clamp(min=1).to(q.dtype).unsqueeze(-1)
+    values = [torch.where(visible, x, 0) for x in logits]
+    first, second = (torch.where(visible, x - (x * weight).sum(-1, keepdim=True), 0) for x in values)
     covariance = (first * second * weight).sum(-1)
     return torch.where(count > 1, covariance, 0).sum((0, 2)), (count > 1).sum((0, 2))
 
@@ -160,19 +162,19 @@ def _mean_keys(
     k: Tensor, key_part: Tensor | None, present: Bool[Tensor, "B R"], fold: Bool[Tensor, "B"]
 ) -> tuple[Float[Tensor, "1 G R d"], Bool[Tensor, "R"]]:
     """The mean key of a fold at each position, and which positions at least one of its sequences reaches."""
-    there = (present & fold[:, None])[:, None, :, None]
-    counts = there.sum(0)  # [1, R, 1]
+    in_fold = (present & fold[:, None])[:, None, :, None]
+    counts = in_fold.sum(0)  # [1, R, 1]
     if key_part is None:
-        mean = torch.where(there, k, 0).sum(0) / counts.clamp(min=1)
+        mean = torch.where(in_fold, k, 0).sum(0) / counts.clamp(min=1)
     else:
-        content = torch.where(there, k - key_part, 0).sum((0, 2)) / counts.sum().clamp(min=1)
-        mean = content.unsqueeze(1) + torch.where(there, key_part, 0).sum(0) / counts.clamp(min=1)
+        content = torch.where(in_fold, k - key_part, 0).sum((0, 2)) / counts.sum().clamp(min=1)
+        mean = content.unsqueeze(1) + torch.where(in_fold, key_part, 0).sum(0) / counts.clamp(min=1)
     return mean.unsqueeze(0), (counts > 0)[0, :, 0]
 
 
-def in_float64(layer: LayerTrace) -> LayerTrace:
+def to_float64(layer: LayerTrace) -> LayerTrace:
     if layer.q.dtype == torch.float64:
         return layer
-    notes = None if layer.notes is None else layer.notes.double()
+    key_features = None if layer.key_features is None else layer.key_features.double()
     encoding = copy.deepcopy(layer.encoding).double()
-    return replace(layer, q=layer.q.double(), k=layer.k.double(), notes=notes, encoding=encoding)
+    return replace(layer, q=layer.q.double(), k=layer.k.double(), key_features=key_features, encoding=encoding)

@@ -19,15 +19,15 @@ from scipy.fft import next_fast_len
 from torch import Tensor
 from torch.nn import functional as F
 
-from toeplens.ground import InputError, choose, invalid
-from toeplens.ground.records import Record
+from toeplens.utils import InputError, choose, invalid
+from toeplens.utils.records import Record
 
 CHUNK = 64  # positions whose mutual pairs are formed; the work is 4 (d d2 + CHUNK d) per position and head
 BLOCK = 2**18  # numbers in one working array (float64), up to whole chunks: what fits in the cache
 
 
 @torch.no_grad()
-def inner(
+def inner_product(
     q: Float[Tensor, "*_Bq _N _d"],
     k: Float[Tensor, "*_Bk _N _d"],
     q2: Float[Tensor, "*_Bq2 _N _d2"],
@@ -45,10 +45,10 @@ def inner(
     batch = torch.broadcast_shapes(*(x.shape[:-2] for x in (q, k, q2, k2))).numel()
     # whole chunks with at most BLOCK numbers, but at least one chunk; then the rest
     step = CHUNK * max(1, BLOCK // (batch * max(CHUNK, d, d2, d * d2 // CHUNK) * CHUNK))
-    whole = length - length % CHUNK
+    full_length = length - length % CHUNK
     keys = queries = total = torch.zeros((), dtype=torch.float64, device=q.device)
-    for start in (*range(0, whole, step), *range(whole, length, CHUNK)):
-        stop = min(start + step, whole) if start < whole else length
+    for start in (*range(0, full_length, step), *range(full_length, length, CHUNK)):
+        stop = min(start + step, full_length) if start < full_length else length
         a, b, a2, b2 = (
             x[..., start:stop, :].double().unflatten(-2, (-1, min(CHUNK, stop - start))) for x in (q, k, q2, k2)
         )
@@ -57,30 +57,30 @@ def inner(
             first = keys.expand_as(outer[..., :1, :, :])
             running = torch.cat((first, outer), -3).cumsum(-3)
             keys = running[..., -1:, :, :]
-            seen = a2 @ running[..., :-1, :, :].mT + (a2 @ b2.mT).tril() @ b
-            total = total + (a * seen).sum((-3, -2))
+            key_sums = a2 @ running[..., :-1, :, :].mT + (a2 @ b2.mT).tril() @ b
+            total = total + (a * key_sums).sum((-3, -2))
         else:
             keys = keys + outer.sum(-3)
             queries = queries + (a.mT @ a2).sum(-3)
-    return finite(total if causal else (queries * keys).sum(-1), q=q, k=k, q2=q2, k2=k2)
+    return check_finite(total if causal else (queries * keys).sum(-1), q=q, k=k, q2=q2, k2=k2)
 
 
-def inner_within(
+def windowed_inner_product(
     window: int | None, q: Tensor, k: Tensor, q2: Tensor, k2: Tensor, *, causal: bool = True
 ) -> Float[Tensor, "*B e"]:
-    """`inner` over the pairs in a window, or over all pairs without one."""
+    """`inner_product` over the pairs in a window, or over all pairs without one."""
     if window is None:
-        return inner(q, k, q2, k2, causal=causal)
+        return inner_product(q, k, q2, k2, causal=causal)
     parts = [_blocks(x, window) for x in (q, k, q2, k2)]
-    total = inner(*parts).sum(-2)
+    total = inner_product(*parts).sum(-2)
     if window > 1 and parts[0].shape[-3] > 1:
         q, q2 = (x[..., 1:, :-1, :].flip(-2) for x in parts[::2])
         k, k2 = (x[..., :-1, 1:, :].flip(-2) for x in parts[1::2])
-        total = total + inner(q, k, q2, k2).sum(-2)
+        total = total + inner_product(q, k, q2, k2).sum(-2)
     return total
 
 
-def over_keys(x: Float[Tensor, "*B N e"], causal: bool, window: int | None = None) -> Float[Tensor, "*B _N e"]:
+def sum_over_keys(x: Float[Tensor, "*B N e"], causal: bool, window: int | None = None) -> Float[Tensor, "*B _N e"]:
     """Sums over the keys that each query sees; one for all queries if all see all keys."""
     if not causal:
         return x.sum(-2, keepdim=True)
@@ -97,7 +97,7 @@ def _blocks(x: Float[Tensor, "*B N e"], window: int) -> Float[Tensor, "*B b w e"
     return F.pad(x, (0, 0, 0, -x.shape[-2] % window)).unflatten(-2, (-1, window))
 
 
-def finite(result: Tensor, **inputs: Tensor) -> Tensor:
+def check_finite(result: Tensor, **inputs: Tensor) -> Tensor:
     """Check that the result is finite; it is not if any input number is not, as each is in some visible pair."""
     if not result.isfinite().all():
         for name, x in inputs.items():
@@ -108,7 +108,7 @@ def finite(result: Tensor, **inputs: Tensor) -> Tensor:
 
 
 Layout = Literal["bhnd", "bnhd"]  # of queries and keys: [B, H, N, d], or [B, N, H, d]
-WORK = 2**22  # maximum numbers in a working array (float64) of the transforms and of rows of a full bias
+MAX_ELEMENTS = 2**22  # maximum numbers in a working array (float64) of the transforms and of rows of a full bias
 ROUNDING = 1e-12  # parts of the summed energies below this are rounding errors
 
 
@@ -153,7 +153,7 @@ class ToeplitzProfile:
         """Relative Frobenius distance to the nearest Toeplitz matrix, sqrt(1 - share); inexact below about 1e-7."""
         return (1 - self.share).clamp(min=0).sqrt()
 
-    def pooled(self, dim: int = 0) -> ToeplitzProfile:
+    def pool(self, dim: int = 0) -> ToeplitzProfile:
         """Pool the sequences along a batch dimension into one profile, with diagonal means over all their pairs.
 
         Differences between the sequences lower the shares. Raises `InputError` if there is no such dimension.
@@ -185,7 +185,7 @@ def toeplitz_profile(
     """The Toeplitz part of the logits scale * Q K^T + bias, in O(N d (d + log N)) time and O(N) memory, in float64.
 
     The diagonal sums of Q K^T are cross-correlations, summed over dimensions in the frequency domain; its energy is
-    `inner`; a bias by offset adds to both in closed form.
+    `inner_product`; a bias by offset adds to both in closed form.
 
     Arguments
         q        [..., H, N, d] queries, or [N, d], after the rotation if there is one
@@ -202,37 +202,38 @@ def toeplitz_profile(
 
     Raises `InputError` for shapes that do not fit, no positions, and numbers that are not finite.
     """
-    plain = q.ndim == k.ndim == 2
-    q, k = as_bhnd(q, k, layout)
-    if plain:
+    is_matrix = q.ndim == k.ndim == 2
+    q, k = to_bhnd(q, k, layout)
+    if is_matrix:
         q, k = q[None], k[None]
-    lead, size = heads_of(q, k), q.shape[-2]
+    lead, size = leading_shape(q, k), q.shape[-2]
     offsets = torch.arange(0 if causal else 1 - size, size, device=q.device)
     full = False
     if bias is not None:
-        full = not (bias.ndim >= 1 and bias.shape[-1] == len(offsets) and broadcasts(bias.shape[:-1], lead))
+        full = not (bias.ndim >= 1 and bias.shape[-1] == len(offsets) and is_broadcastable(bias.shape[:-1], lead))
         if not full:
-            finite(bias.double().sum(), bias=bias)
-        elif bias.ndim < 2 or bias.shape[-2:] != (size, size) or not broadcasts(bias.shape[:-2], lead):
+            check_finite(bias.double().sum(), bias=bias)
+        elif bias.ndim < 2 or bias.shape[-2:] != (size, size) or not is_broadcastable(bias.shape[:-2], lead):
             shapes = f"have shape [..., {len(offsets)}] or [..., {size}, {size}]"
             got = f"shape {list(bias.shape)}"
             raise invalid("bias", f"{shapes}, with leading dimensions that broadcast to {list(lead)}", got=got)
         bias = bias.expand(*lead, *bias.shape[-1 - full :])
-    ends = ends_of(lengths, q)
+    ends = sequence_ends(lengths, q)
     counts = (ends[:, None] - offsets.abs()).clamp(min=0)
     sums = torch.zeros(len(ends), lead[-1], len(offsets), dtype=torch.float64, device=q.device)
     energies, sizes = torch.zeros(2, len(ends), lead[-1], dtype=torch.float64, device=q.device)
-    for row, place in enumerate(np.ndindex(lead[:-1])):
-        end, some = int(ends[row]), counts[row] > 0
+    for row, index in enumerate(np.ndindex(lead[:-1])):
+        end, has_pairs = int(ends[row]), counts[row] > 0
         if end == 0:
             continue
-        queries, keys = q[place][:, :end].unflatten(0, (k.shape[-3], -1)), k[place][:, None, :end]
+        queries, keys = q[index][:, :end].unflatten(0, (k.shape[-3], -1)), k[index][:, None, :end]
         if bias is not None and full:
-            logits = _by_rows(queries, keys, bias[place][:, :end, :end], causal, scale)
+            logits = _full_bias_sums(queries, keys, bias[index][:, :end, :end], causal, scale)
         else:
-            logits = _by_offset(queries, keys, None if bias is None else bias[place][:, some], causal, scale)
-        sums[row][:, some], energies[row], sizes[row] = logits
-    shape = () if plain else lead
+            table = None if bias is None else bias[index][:, has_pairs]
+            logits = _offset_bias_sums(queries, keys, table, causal, scale)
+        sums[row][:, has_pairs], energies[row], sizes[row] = logits
+    shape = () if is_matrix else lead
     return profile_of(
         offsets,
         counts.reshape(*lead[:-1], -1),
@@ -250,10 +251,10 @@ def toeplitz_part(matrix: Float[Tensor, "*_B _N _N"], *, causal: bool = True) ->
     size = matrix.shape[-1]
     if matrix.ndim < 2 or matrix.shape[-2] != size or size == 0:
         raise invalid("matrix", "have shape [..., N, N] with N at least 1", got=f"shape {list(matrix.shape)}")
-    seen = finite(matrix.double().tril() if causal else matrix.double(), matrix=matrix)
-    places = torch.arange(size, device=matrix.device)
-    offsets = places[:, None] - places
-    means = diagonal_sums(seen) / (size - torch.arange(1 - size, size, device=matrix.device).abs())
+    visible = check_finite(matrix.double().tril() if causal else matrix.double(), matrix=matrix)
+    positions = torch.arange(size, device=matrix.device)
+    offsets = positions[:, None] - positions
+    means = diagonal_sums(visible) / (size - torch.arange(1 - size, size, device=matrix.device).abs())
     part = means[..., offsets + size - 1]
     return (part.tril() if causal else part).to(matrix.dtype)
 
@@ -265,7 +266,7 @@ def profile_of(offsets: Tensor, counts: Tensor, sums: Tensor, energy: Tensor, ro
     means = sums / weights
     mean = sums.sum(-1) / pairs
     spread = energy - pairs * mean**2
-    held = (weights * means.nan_to_num() ** 2).sum(-1)
+    toeplitz_energy = (weights * means.nan_to_num() ** 2).sum(-1)
     explained = (weights * (means - mean.unsqueeze(-1)).nan_to_num() ** 2).sum(-1)
     return ToeplitzProfile(
         offsets=offsets,
@@ -274,67 +275,69 @@ def profile_of(offsets: Tensor, counts: Tensor, sums: Tensor, energy: Tensor, ro
         total_energy=energy,
         mean=mean,
         variance=(spread / pairs).clamp(min=0),
-        share=torch.where(energy > rounding, held / energy, torch.nan),
+        share=torch.where(energy > rounding, toeplitz_energy / energy, torch.nan),
         variance_explained=torch.where(spread > rounding, explained / spread, torch.nan),
         rounding=rounding,
     )
 
 
-def _by_offset(q: Tensor, k: Tensor, bias: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+def _offset_bias_sums(
+    q: Tensor, k: Tensor, bias: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Diagonal sums [H, D], energy [H], and the energies of content and bias [H] for a bias by offset [H, D]."""
-    content = scale**2 * inner(q, k, q, k, causal=causal).sum(-1).flatten()
+    content = scale**2 * inner_product(q, k, q, k, causal=causal).sum(-1).flatten()
     sums = scale * _correlations(q, k, causal)
     if bias is None:
         return sums, content, content
     bias = bias.double()
     size = q.shape[-2]
     counts = size - torch.arange(0 if causal else 1 - size, size, device=q.device).abs()
-    own = (counts * bias**2).sum(-1)
-    return sums + counts * bias, content + 2 * (bias * sums).sum(-1) + own, content + own
+    bias_energy = (counts * bias**2).sum(-1)
+    return sums + counts * bias, content + 2 * (bias * sums).sum(-1) + bias_energy, content + bias_energy
 
 
-def _by_rows(q: Tensor, k: Tensor, bias: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+def _full_bias_sums(q: Tensor, k: Tensor, bias: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """The same for a full bias [H, N, N], some rows of logits at a time."""
     heads, size, _ = bias.shape
     keys = k.double().mT
     sums = torch.zeros(heads, 2 * size - 1, dtype=torch.float64, device=q.device)
-    energy, parts = torch.zeros(2, heads, dtype=torch.float64, device=q.device)
-    step = max(1, WORK // (2 * heads * size))
+    energy, energies = torch.zeros(2, heads, dtype=torch.float64, device=q.device)
+    step = max(1, MAX_ELEMENTS // (2 * heads * size))
     for start in range(0, size, step):
         content = scale * (q[..., start : start + step, :].double() @ keys).flatten(0, 1)
-        added = bias[:, start : start + step].double()
+        bias_rows = bias[:, start : start + step].double()
         if causal:
-            content, added = content.tril(start), added.tril(start)
-        finite(added.sum(), bias=added)
-        logits = content + added
+            content, bias_rows = content.tril(start), bias_rows.tril(start)
+        check_finite(bias_rows.sum(), bias=bias_rows)
+        logits = content + bias_rows
         sums[:, start : start + size - 1 + logits.shape[-2]] += diagonal_sums(logits)
         energy += logits.square().sum((-2, -1))
-        parts += content.square().sum((-2, -1)) + added.square().sum((-2, -1))
-    return finite(sums[:, size - 1 if causal else 0 :], q=q, k=k), energy, parts
+        energies += content.square().sum((-2, -1)) + bias_rows.square().sum((-2, -1))
+    return check_finite(sums[:, size - 1 if causal else 0 :], q=q, k=k), energy, energies
 
 
 def _correlations(q: Tensor, k: Tensor, causal: bool) -> Tensor:
     """Diagonal sums [H, D] of q_i . k_j for q [G, R, N, d] and k [G, 1, N, d]: by FFT, some dimensions at a time."""
     groups, repeats, size, width = q.shape
     points = cast(int, next_fast_len(2 * size - 1, real=True))
-    several = min(groups, max(1, WORK // ((repeats + 1) * points * width)))
-    tile = min(width, max(1, WORK // ((repeats + 1) * points * several)))
-    found = []
-    for queries, keys in zip(q.split(several), k.split(several), strict=True):
+    groups_per_step = min(groups, max(1, MAX_ELEMENTS // ((repeats + 1) * points * width)))
+    tile = min(width, max(1, MAX_ELEMENTS // ((repeats + 1) * points * groups_per_step)))
+    results = []
+    for queries, keys in zip(q.split(groups_per_step), k.split(groups_per_step), strict=True):
         padded = torch.zeros(tile, len(keys), repeats + 1, points, dtype=torch.float64, device=q.device)
         spectra = torch.empty(*padded.shape[:-1], points // 2 + 1, dtype=torch.complex128, device=q.device)
         total = torch.zeros_like(spectra[0, :, 1:])
         for start in range(0, width, tile):
             dims = slice(start, min(start + tile, width))
-            some = dims.stop - start
-            padded[:some, :, :repeats, :size] = queries[..., dims].movedim(-1, 0)
-            padded[:some, :, repeats:, :size] = keys[..., dims].movedim(-1, 0)
-            torch.fft.rfft(padded[:some], out=spectra[:some])
-            for spectrum in spectra[:some]:
+            num_dims = dims.stop - start
+            padded[:num_dims, :, :repeats, :size] = queries[..., dims].movedim(-1, 0)
+            padded[:num_dims, :, repeats:, :size] = keys[..., dims].movedim(-1, 0)
+            torch.fft.rfft(padded[:num_dims], out=spectra[:num_dims])
+            for spectrum in spectra[:num_dims]:
                 total.addcmul_(spectrum[:, :repeats], spectrum[:, repeats:].conj_physical_())
         sums = torch.fft.irfft(total, n=points).flatten(0, 1)
-        found.append(sums[:, :size] if causal else torch.cat((sums[:, points - size + 1 :], sums[:, :size]), -1))
-    return torch.cat(found)
+        results.append(sums[:, :size] if causal else torch.cat((sums[:, points - size + 1 :], sums[:, :size]), -1))
+    return torch.cat(results)
 
 
 def diagonal_sums(rows: Tensor) -> Tensor:
@@ -345,7 +348,7 @@ def diagonal_sums(rows: Tensor) -> Tensor:
     return padded[..., : count * width].unflatten(-1, (count, width)).sum(-2)
 
 
-def as_bhnd(q: Tensor, k: Tensor, layout: Layout | None, *, required: bool = False) -> tuple[Tensor, Tensor]:
+def to_bhnd(q: Tensor, k: Tensor, layout: Layout | None, *, required: bool = False) -> tuple[Tensor, Tensor]:
     """Queries and keys as [..., H, N, d] and [..., G, N, d], from either layout; by default this one.
 
     That is doubtful for more heads than tokens: it causes a warning, or an `InputError` if a layout is ``required``.
@@ -355,17 +358,17 @@ def as_bhnd(q: Tensor, k: Tensor, layout: Layout | None, *, required: bool = Fal
         return (q, k) if layout == "bhnd" or q.ndim < 3 else (q.transpose(-3, -2), k.transpose(-3, -2))
     if q.ndim > 2 and q.shape[-3] > q.shape[-2] > 0:
         heads, tokens = q.shape[-3:-1]
-        words = (
+        message = (
             f"layout must be 'bhnd' for {heads} heads and {tokens} tokens, or 'bnhd' for {tokens} heads and {heads} "
             "tokens, as in TransformerLens."
         )
         if required:
-            raise InputError(words)
-        warnings.warn(words, stacklevel=4)
+            raise InputError(message)
+        warnings.warn(message, stacklevel=4)
     return q, k
 
 
-def heads_of(q: Tensor, k: Tensor) -> tuple[int, ...]:
+def leading_shape(q: Tensor, k: Tensor) -> tuple[int, ...]:
     """The leading dimensions of the logits, heads last."""
     if not q.ndim == k.ndim >= 3 or q.shape[:-3] != k.shape[:-3] or q.shape[-2:] != k.shape[-2:] or 0 in q.shape:
         needed = "have shapes [..., H, N, d] and [..., G, N, d], or [N, d] both, with no dimension 0"
@@ -375,12 +378,12 @@ def heads_of(q: Tensor, k: Tensor) -> tuple[int, ...]:
     return tuple(q.shape[:-2])
 
 
-def broadcasts(shape: Sequence[int], lead: Sequence[int]) -> bool:
+def is_broadcastable(shape: Sequence[int], lead: Sequence[int]) -> bool:
     """Whether the shape broadcasts to ``lead``."""
     return len(shape) <= len(lead) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(lead), strict=False))
 
 
-def ends_of(lengths: Tensor | None, q: Tensor) -> Tensor:
+def sequence_ends(lengths: Tensor | None, q: Tensor) -> Tensor:
     """Number of positions of each sequence, flattened over the batch dimensions."""
     size = q.shape[-2]
     if lengths is None:

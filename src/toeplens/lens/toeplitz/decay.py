@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 from scipy.optimize import elementwise
 
-from toeplens.ground import InputError, invalid
+from toeplens.utils import InputError, invalid
 
 Form = Literal["constant", "linear", "exponential", "power", "logarithmic"]
 
@@ -24,9 +24,9 @@ FORMS: Mapping[Form, str] = {
 
 _BLOCKS = 4096  # logarithmically spaced blocks of offsets used in the search for tau and p
 _GRID = 128  # logarithmically spaced starting values of tau or p
-_BESIDE = 1e-3  # of a grid step: distance from the ends of the grid at which the search may start
+_EDGE_OFFSET = 1e-3  # of a grid step: distance from the ends of the grid at which the search may start
 _ROUNDING = 1e-12  # residuals below this part of the largest |mean| are rounding errors
-_POWERS = (0.01, 20.0)  # range of p; beyond it the curve is the logarithm, or a spike at the first offset
+_POWER_RANGE = (0.01, 20.0)  # range of p; beyond it the curve is the logarithm, or a spike at the first offset
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class DecayFit:
     bic: float
     half_distance: float
 
-    def at(self, offsets: Shaped[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+    def evaluate(self, offsets: Shaped[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
         """The fitted mean at ``offsets``."""
-        return _value(self.form, self.parameters, offsets)
+        return _evaluate(self.form, self.parameters, offsets)
 
 
 def fit_decay(
@@ -87,7 +87,7 @@ def fit_decays(
     missing = np.isnan(means)
     if (missing != missing[:1]).any():
         return [fit_decays(offsets, row[None], counts=counts)[0] for row in means]
-    offsets, means, weights = _usable(offsets, means, counts)
+    offsets, means, weights = _valid_points(offsets, means, counts)
     x, y, w = offsets, means, weights
     if len(x) > _BLOCKS:  # weighted averages over blocks of offsets, equal in log(1 + delta - first)
         reach = np.log1p(x - x[0])
@@ -97,21 +97,21 @@ def fit_decays(
         x, y, w = np.bincount(block, w * x) / total, averages, total
     first, span = x[0], x[-1] - x[0]
     shortest = max(np.diff(x).min() / 10, first / 500)  # below, exp(first / tau) would overflow
-    away, ratio = x - first, np.log((1 + x) / (1 + first))
+    distance, ratio = x - first, np.log((1 + x) / (1 + first))
 
     def exponential(tau: Float[np.ndarray, "K"]) -> Float[np.ndarray, "K D"]:
-        return np.exp(-away / tau[:, None])
+        return np.exp(-distance / tau[:, None])
 
     def power(p: Float[np.ndarray, "K"]) -> Float[np.ndarray, "K D"]:
         return np.exp(-p[:, None] * ratio)
 
-    tau = _searched(exponential, y, w, shortest, 100 * max(span, shortest))
-    p = _searched(power, y, w, *_POWERS)
-    a_linear, b_linear = _lines(x, y, w)
-    a_log, b_log = _lines(np.log1p(x), y, w)
-    c_exp, a_exp = _lines(exponential(tau), y, w)
-    c_power, a_power = _lines(power(p), y, w)
-    found: dict[Form, dict[str, Float[np.ndarray, "H"]]] = {
+    tau = _search_parameter(exponential, y, w, shortest, 100 * max(span, shortest))
+    p = _search_parameter(power, y, w, *_POWER_RANGE)
+    a_linear, b_linear = _fit_lines(x, y, w)
+    a_log, b_log = _fit_lines(np.log1p(x), y, w)
+    c_exp, a_exp = _fit_lines(exponential(tau), y, w)
+    c_power, a_power = _fit_lines(power(p), y, w)
+    parameters_by_form: dict[Form, dict[str, Float[np.ndarray, "H"]]] = {
         "constant": {"a": y @ w / w.sum()},
         "linear": {"a": a_linear, "b": -b_linear},
         "exponential": {"a": a_exp * np.exp(first / tau), "tau": tau, "c": c_exp},
@@ -120,24 +120,24 @@ def fit_decays(
     }
 
     fits = []
-    for head, own in enumerate(means):
-        judged = []
-        for form, values in found.items():
+    for head, head_means in enumerate(means):
+        head_fits = []
+        for form, values in parameters_by_form.items():
             parameters = {name: float(x[head]) for name, x in values.items()}
-            judged.append(_judged(form, parameters, offsets, own, weights))
-        fits.append(sorted(judged, key=lambda fit: fit.bic))
+            head_fits.append(_score_fit(form, parameters, offsets, head_means, weights))
+        fits.append(sorted(head_fits, key=lambda fit: fit.bic))
     return fits
 
 
-def _usable(
+def _valid_points(
     offsets: Shaped[np.ndarray, "D"], means: Float[np.ndarray, "H D"], counts: Shaped[np.ndarray, "D"] | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Offsets in ascending order, means and counts in double precision, where the mean is defined."""
     weights = np.ones(means.shape[1]) if counts is None else counts.astype(np.float64)
     if not (weights >= 0).all() or not np.isfinite(weights).all():
         raise InputError("counts must be finite and at least 0.")
-    kept = ~np.isnan(means).any(0) & (weights > 0)
-    offsets, means, weights = offsets[kept].astype(np.float64), means[:, kept].astype(np.float64), weights[kept]
+    valid = ~np.isnan(means).any(0) & (weights > 0)
+    offsets, means, weights = offsets[valid].astype(np.float64), means[:, valid].astype(np.float64), weights[valid]
     if not np.isfinite(means).all():
         raise InputError("means must be finite, or nan where there is no mean.")
     if len(offsets) and not (offsets.min() >= 0 and np.isfinite(offsets).all()):
@@ -152,20 +152,20 @@ def _usable(
     return offsets, means, weights
 
 
-def _lines(
+def _fit_lines(
     g: Float[np.ndarray, "*_H D"], y: Float[np.ndarray, "H D"], w: Float[np.ndarray, "D"]
 ) -> tuple[Float[np.ndarray, "H"], Float[np.ndarray, "H"]]:
     """Intercept and slope of the weighted least-squares line of each ``y`` on ``g``; slope 0 if it is constant."""
     total = w.sum()
     mean, level = np.asarray(g @ w / total), y @ w / total
-    about = g - mean[..., None]
-    spread = about**2 @ w
-    product = (about * (y - level[:, None])) @ w
+    centred = g - mean[..., None]
+    spread = centred**2 @ w
+    product = (centred * (y - level[:, None])) @ w
     slope = np.divide(product, spread, out=np.zeros_like(product), where=spread > 0)
     return level - slope * mean, slope
 
 
-def _searched(
+def _search_parameter(
     form: Callable[[Float[np.ndarray, "K"]], Float[np.ndarray, "K D"]],
     y: Float[np.ndarray, "H D"],
     w: Float[np.ndarray, "D"],
@@ -174,10 +174,10 @@ def _searched(
 ) -> Float[np.ndarray, "H"]:
     """For each ``y``, the value in [low, high] with the least residual of ``form``, two linear parameters solved."""
 
-    def left(log_value: Float[np.ndarray, "h"], head: Int[np.ndarray, "h"]) -> Float[np.ndarray, "h"]:
-        g, some = form(np.exp(log_value)), y[head]
-        intercept, slope = _lines(g, some, w)
-        return (some - intercept[:, None] - slope[:, None] * g) ** 2 @ w
+    def residual(log_value: Float[np.ndarray, "h"], head: Int[np.ndarray, "h"]) -> Float[np.ndarray, "h"]:
+        g, targets = form(np.exp(log_value)), y[head]
+        intercept, slope = _fit_lines(g, targets, w)
+        return (targets - intercept[:, None] - slope[:, None] * g) ** 2 @ w
 
     grid = np.linspace(np.log(low), np.log(high), _GRID)
     shapes = form(np.exp(grid))
@@ -185,30 +185,30 @@ def _searched(
     spread, product = shapes**2 @ w, (w * (y - (y @ w / w.sum())[:, None])) @ shapes.T
     best = np.divide(product**2, spread, out=np.zeros_like(product), where=spread > 0).argmax(-1)
     step, heads = grid[1] - grid[0], np.arange(len(y))
-    start = grid[best] + _BESIDE * step * ((best == 0).astype(float) - (best == _GRID - 1))  # inside its bracket
+    start = grid[best] + _EDGE_OFFSET * step * ((best == 0).astype(float) - (best == _GRID - 1))  # inside its bracket
     bracket = grid[np.maximum(best - 1, 0)], start, grid[np.minimum(best + 1, _GRID - 1)]
-    found = elementwise.find_minimum(left, bracket, args=(heads,), tolerances={"xatol": 1e-10})
-    inside = found.success & (found.f_x < left(grid[best], heads))
-    return np.exp(np.where(inside, found.x, grid[best]))
+    result = elementwise.find_minimum(residual, bracket, args=(heads,), tolerances={"xatol": 1e-10})
+    inside = result.success & (result.f_x < residual(grid[best], heads))
+    return np.exp(np.where(inside, result.x, grid[best]))
 
 
-def _value(form: Form, given: Mapping[str, float], x: np.ndarray) -> np.ndarray:
+def _evaluate(form: Form, parameters: Mapping[str, float], x: np.ndarray) -> np.ndarray:
     if form == "constant":
-        return np.full(x.shape, given["a"])
+        return np.full(x.shape, parameters["a"])
     if form == "linear":
-        return given["a"] - given["b"] * x
+        return parameters["a"] - parameters["b"] * x
     if form == "logarithmic":
-        return given["a"] - given["b"] * np.log1p(x)
+        return parameters["a"] - parameters["b"] * np.log1p(x)
     if form == "exponential":
-        return given["a"] * np.exp(-x / given["tau"]) + given["c"]
-    return given["a"] * (1.0 + x) ** -given["p"] + given["c"]
+        return parameters["a"] * np.exp(-x / parameters["tau"]) + parameters["c"]
+    return parameters["a"] * (1.0 + x) ** -parameters["p"] + parameters["c"]
 
 
-def _judged(form: Form, parameters: dict[str, float], x: np.ndarray, y: np.ndarray, w: np.ndarray) -> DecayFit:
+def _score_fit(form: Form, parameters: dict[str, float], x: np.ndarray, y: np.ndarray, w: np.ndarray) -> DecayFit:
     """The fit with its r2 and BIC; residuals of at least rounding, so that exact curves rank by their parameters."""
     floor = max((_ROUNDING * np.abs(y).max()) ** 2, np.finfo(float).tiny)
     w = w / w.sum()
-    residual = float(w @ (y - _value(form, parameters, x)) ** 2)
+    residual = float(w @ (y - _evaluate(form, parameters, x)) ** 2)
     variance = float(w @ (y - w @ y) ** 2)
     bic = len(x) * np.log(max(residual, floor)) + len(parameters) * np.log(len(x))
     r2 = half = np.nan

@@ -13,14 +13,14 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding
-from toeplens.ground import InputError, invalid
-from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.kit.terms import rotation_of
 from toeplens.lens.kit.trace import LayerTrace
+from toeplens.utils import InputError, invalid
+from toeplens.utils.records import PositiveInt, Record
 
 Kernel = Float[np.ndarray, "D"] | Complex[np.ndarray, "D"]
 
-DENSE_UP_TO = 1024  # maximum number of positions for heads' matrices
+MAX_DENSE_POSITIONS = 1024  # maximum number of positions for heads' matrices
 _OVERSAMPLING = 16  # angles per kernel value in the search for the symbol's extremes
 
 
@@ -42,8 +42,8 @@ def symbol(
         raise invalid("points", "be at least 1", points)
     half = (size - 1) // 2
     folded = np.zeros((*kernel.shape[:-1], count), dtype=np.complex128)
-    places = np.arange(-half, size - half) % count  # at these angles, offsets that differ by their number coincide
-    np.add.at(np.moveaxis(folded, -1, 0), places, np.moveaxis(kernel, -1, 0))
+    index = np.arange(-half, size - half) % count  # at these angles, offsets that differ by their number coincide
+    np.add.at(np.moveaxis(folded, -1, 0), index, np.moveaxis(kernel, -1, 0))
     values = np.fft.ifft(folded, axis=-1) * count  # the inverse transform has the sign e^(+i delta phi)
     angles = 2 * np.pi * np.fft.fftfreq(count)
     order = np.argsort(angles)
@@ -78,7 +78,7 @@ def hermitian_part(
 
     For a causal kernel (0 where delta < 0) it is half of the kernel plus half of its mirror image, with a_0 unchanged.
     """
-    _odd(kernel)
+    _require_odd(kernel)
     return (kernel + kernel[..., ::-1].conj()) / 2
 
 
@@ -97,7 +97,7 @@ def szego(kernel: Kernel, sizes: Sequence[int]) -> Szego:
 
     Raises `InputError` for a kernel that is not Hermitian (see `hermitian_part`) or not finite.
     """
-    _odd(kernel)
+    _require_odd(kernel)
     if not np.isfinite(kernel).all():
         raise InputError("kernel must be finite.")
     if np.abs(kernel - kernel[::-1].conj()).max() > 1e-9 * np.abs(kernel).max():
@@ -105,17 +105,17 @@ def szego(kernel: Kernel, sizes: Sequence[int]) -> Szego:
     if min(sizes, default=1) < 1:
         raise invalid("sizes", "be at least 1", min(sizes))
     low, high = _symbol_low(kernel), -_symbol_low(-kernel)
-    ends, distribution = np.empty((len(sizes), 2)), np.empty(len(sizes))
+    extremes, distribution = np.empty((len(sizes), 2)), np.empty(len(sizes))
     half = kernel[len(kernel) // 2 :].astype(np.result_type(kernel.dtype, np.float64))
     for index, size in enumerate(sizes):
         eigenvalues = eigvalsh(toeplitz(np.pad(half[:size], (0, max(0, size - len(half))))))
-        ends[index] = eigenvalues[[0, -1]]
+        extremes[index] = eigenvalues[[0, -1]]
         distribution[index] = np.abs(eigenvalues - np.sort(np.real(symbol(kernel, size)[1]))).max()
-    lowest, highest = ends.T
+    lowest, highest = extremes.T
     return Szego(np.array(sizes, dtype=int), lowest, highest, low, high, lowest - low, high - highest, distribution)
 
 
-def _odd(kernel: Shaped[np.ndarray, "..."]) -> None:
+def _require_odd(kernel: Shaped[np.ndarray, "..."]) -> None:
     if kernel.shape[-1] % 2 == 0:
         raise invalid("kernel", "have an odd number of values, 2M - 1", kernel.shape[-1])
 
@@ -126,13 +126,13 @@ def _symbol_low(kernel: Kernel) -> float:
     best = angles[np.real(values).argmin()]
     offsets = np.arange(len(kernel)) - len(kernel) // 2
     step = 2 * np.pi / len(angles)
-    found = minimize_scalar(
+    result = minimize_scalar(
         lambda phi: float((kernel * np.exp(1j * offsets * phi)).sum().real),
         bounds=(best - step, best + step),
         method="bounded",
         options={"xatol": 1e-9 * step},
     )
-    return min(float(found.fun), float(np.real(values).min()))
+    return min(float(result.fun), float(np.real(values).min()))
 
 
 # ---- heads' matrices -------------------------------------------------------------------------------------------------
@@ -166,44 +166,45 @@ def contraction(layer: LayerTrace, *, sequences: int = 16) -> Contraction:
     two tokens.
     """
     encoding = layer.encoding
-    if encoding.data_dependent or encoding.overrides("transform_logits") or "bias" in encoding._seeing:
+    if encoding.data_dependent or encoding.overrides("transform_logits") or "bias" in encoding._inputs_argument:
         raise InputError(f"encoding must be a rotation, a bias or vectors at the input, got {type(encoding).__name__}.")
-    if len(layer.rows) > DENSE_UP_TO:
-        raise invalid("positions", f"be at most {DENSE_UP_TO}", len(layer.rows))
+    if len(layer.rows) > MAX_DENSE_POSITIONS:
+        raise invalid("positions", f"be at most {MAX_DENSE_POSITIONS}", len(layer.rows))
     rotation = rotation_of(layer)
     bias = encoding.bias(layer.positions, layer.positions)
-    several = (layer.present.sum(1) > 1).nonzero().flatten().tolist()
-    if not several:
+    usable = (layer.present.sum(1) > 1).nonzero().flatten().tolist()
+    if not usable:
         raise InputError("lengths must include a sequence of at least two tokens.")
     repeats = layer.q.shape[1] // layer.k.shape[1]  # grouped queries: a key head serves several
     wide_q, wide_k = layer.q.double(), layer.k.double().repeat_interleave(repeats, 1)
-    turned_q, turned_k = layer.turn(wide_q, wide_k)
-    found = []
-    for sequence in several[:sequences]:
-        there = layer.present[sequence]
-        q, k, tq, tk = (x[sequence][:, there] for x in (wide_q, wide_k, turned_q, turned_k))
-        without = q @ k.mT * layer.scale
+    rotated_q, rotated_k = layer.rotate(wide_q, wide_k)
+    results = []
+    for sequence in usable[:sequences]:
+        present = layer.present[sequence]
+        q, k, tq, tk = (x[sequence][:, present] for x in (wide_q, wide_k, rotated_q, rotated_k))
+        bare_logits = q @ k.mT * layer.scale
         logits = tq @ tk.mT * layer.scale
         if bias is not None:
-            own = bias if bias.ndim == 3 else bias[sequence]
-            logits = logits + own.double()[:, there][:, :, there]
+            sequence_bias = bias if bias.ndim == 3 else bias[sequence]
+            logits = logits + sequence_bias.double()[:, present][:, :, present]
         gram = bound = torch.full((q.shape[0],), torch.nan, dtype=torch.float64, device=q.device)
         if rotation is not None:
-            largest = _largest(tk)
-            gram = largest / _largest(k)
+            largest = _largest_eigenvalue(tk)
+            gram = largest / _largest_eigenvalue(k)
             groups = [tk[..., rotation.groups == group] for group in rotation.groups.unique()]
-            bound = largest / torch.stack([_largest(part) for part in groups]).sum(0)
-        norms = [torch.linalg.matrix_norm(x, 2) for x in (logits, without)]
-        found.append(torch.stack((_width(logits) / _width(without), norms[0] / norms[1], gram, bound)))
-    return Contraction(*torch.stack(found).mean(0))
+            bound = largest / torch.stack([_largest_eigenvalue(k_group) for k_group in groups]).sum(0)
+        norms = [torch.linalg.matrix_norm(x, 2) for x in (logits, bare_logits)]
+        width = _eigenvalue_range(logits) / _eigenvalue_range(bare_logits)
+        results.append(torch.stack((width, norms[0] / norms[1], gram, bound)))
+    return Contraction(*torch.stack(results).mean(0))
 
 
-def _width(matrix: Float[Tensor, "H N N"]) -> Float[Tensor, "H"]:
+def _eigenvalue_range(matrix: Float[Tensor, "H N N"]) -> Float[Tensor, "H"]:
     values = torch.linalg.eigvalsh((matrix + matrix.mT) / 2)
     return values[..., -1] - values[..., 0]
 
 
-def _largest(k: Float[Tensor, "H N d"]) -> Float[Tensor, "H"]:
+def _largest_eigenvalue(k: Float[Tensor, "H N d"]) -> Float[Tensor, "H"]:
     """The largest eigenvalue of the Gram matrix."""
     return torch.linalg.matrix_norm(k, 2) ** 2
 
@@ -216,13 +217,13 @@ class BiasSpread(Record):
     spread   [L, H] root mean square of b_d over the offsets d, about the head's mean, which softmax ignores
     """
 
-    WORDS = "bias spread"
+    LABEL = "bias spread"
 
-    offsets: AtLeast1
+    offsets: PositiveInt
     spread: Float[np.ndarray, "L H"]
 
     @property
-    def doublings(self) -> float:
+    def log2_spread(self) -> float:
         """log2 of the root mean square of all heads' spreads; -inf for a constant bias."""
         with np.errstate(divide="ignore"):
             return float(np.log2(np.sqrt(np.square(self.spread).mean())))

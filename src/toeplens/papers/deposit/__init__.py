@@ -1,10 +1,10 @@
 """The papers' central experiment: encodings x tasks x protocols, head ablation, and the claims about them."""
 
-from toeplens.ground.citations import Citation
 from toeplens.papers.deposit.claims import CLAIMS, claims_of
-from toeplens.papers.deposit.measured import PAPER_TABLE_1, Row, accuracy_table
-from toeplens.papers.deposit.spec import PARTS, SCALES, Scale, chosen_parts, title
-from toeplens.papers.deposit.study import Plan, Reproduction, gather, grid, planned, reproduce
+from toeplens.papers.deposit.measures import PAPER_TABLE_1, AccuracyRow, accuracy_table
+from toeplens.papers.deposit.spec import PARTS, SCALES, ReproductionScale, select_parts, title
+from toeplens.papers.deposit.study import Reproduction, ReproductionPlan, gather, grid, merged_plan, reproduce
+from toeplens.utils.citations import Citation
 
 __all__ = [
     "CLAIMS",
@@ -12,17 +12,17 @@ __all__ = [
     "PAPER_TABLE_1",
     "PARTS",
     "SCALES",
-    "Plan",
+    "AccuracyRow",
     "Reproduction",
-    "Row",
-    "Scale",
+    "ReproductionPlan",
+    "ReproductionScale",
     "accuracy_table",
-    "chosen_parts",
     "claims_of",
     "gather",
     "grid",
-    "planned",
+    "merged_plan",
     "reproduce",
+    "select_parts",
     "title",
 ]
 

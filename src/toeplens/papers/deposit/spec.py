@@ -1,7 +1,7 @@
 """The grid of the reproduction: labels with their model fields and display names; its parts, cells and scales.
 
 ``rope`` is an encoding. ``rope/readout`` is its model with one switch set as in the other protocol. Other words after
-the slash are variants (`VARIANTS`) or scale variants (`RUNGS`). ``partial-2`` is RoPE on the first two heads,
+the slash are variants (`VARIANTS`) or scale variants (`SCALE_VARIANTS`). ``partial-2`` is RoPE on the first two heads,
 ``partial-2/random`` on two random heads, ``rope/layer-1`` in the first layer only.
 """
 
@@ -14,31 +14,29 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from toeplens.ground import InputError, choose, invalid
-from toeplens.ground.files import read_yaml
-from toeplens.ground.words import listed
 from toeplens.model import Protocol, protocol_switches
 from toeplens.training.presets import COUNT, DISTANCE, PRESETS, PROTOCOLS, Preset, task_sizes
+from toeplens.utils import InputError, choose, invalid
+from toeplens.utils.files import read_yaml
+from toeplens.utils.formatting import join_list
 
 Fields = dict[str, Any]
 PARTIAL = "partial"
 
 _DATA = read_yaml(Path(__file__).with_name("spec.yaml"))
 TITLES: dict[str, str] = _DATA["titles"]
-SWITCHES: dict[str, tuple[str, ...]] = {name: tuple(each["fields"]) for name, each in _DATA["switches"].items()}
-SWITCH_TITLES = {name: (each["paper"], each["released"]) for name, each in _DATA["switches"].items()}
-_MLA_PROGRAM = {
-    key: value for key, value in protocol_switches("released", "mla").items() if key not in ("causal", "dropout_on")
-}
+SWITCHES: dict[str, tuple[str, ...]] = {name: tuple(entry["fields"]) for name, entry in _DATA["switches"].items()}
+SWITCH_TITLES = {name: (entry["paper"], entry["released"]) for name, entry in _DATA["switches"].items()}
+_MLA_RELEASED = {k: v for k, v in protocol_switches("released", "mla").items() if k not in ("causal", "dropout_on")}
 # variants that are not a single difference between the protocols: title and model fields
 VARIANTS: dict[str, tuple[str, Fields]] = {
-    name: (each["title"], (_MLA_PROGRAM if "as" in each else {}) | each["fields"])
-    for name, each in _DATA["variants"].items()
+    name: (entry["title"], (_MLA_RELEASED if "as" in entry else {}) | entry["fields"])
+    for name, entry in _DATA["variants"].items()
 }
 
 
 @dataclass(frozen=True)
-class Label:
+class EncodingLabel:
     """A parsed label.
 
     base     the encoding's label (a key of `TITLES`), or `PARTIAL`
@@ -51,7 +49,7 @@ class Label:
     variant: str = ""
 
     @classmethod
-    def parse(cls, text: str) -> Label:
+    def parse(cls, text: str) -> EncodingLabel:
         """Parse a label; the inverse of `str`."""
         base, _, variant = text.partition("/")
         family, _, heads = base.partition("-")
@@ -62,7 +60,7 @@ class Label:
         return f"{base}/{self.variant}" if self.variant else base
 
     @property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Whether it is an encoding of the protocol, unchanged and on all heads."""
         return self.heads is None and not self.variant
 
@@ -75,13 +73,14 @@ class Label:
 
 def title(label: str, protocol: Protocol | None = None) -> str:
     """The display name of a label; a switch's setting depends on the protocol."""
-    at = Label.parse(label)
-    if at.heads is not None:
-        which = " random" if at.variant == "random" else ""
-        return f"RoPE on {at.heads}{which} head{'' if at.heads == 1 else 's'}"
-    if at.layer is not None:
-        return f"RoPE in layer {at.layer} only"
-    return TITLES[at.base] if at.plain else f"{TITLES[at.base]}, {variant_title(at.variant, protocol)}"
+    parsed = EncodingLabel.parse(label)
+    if parsed.heads is not None:
+        which = " random" if parsed.variant == "random" else ""
+        return f"RoPE on {parsed.heads}{which} head{'' if parsed.heads == 1 else 's'}"
+    if parsed.layer is not None:
+        return f"RoPE in layer {parsed.layer} only"
+    base = TITLES[parsed.base]
+    return base if parsed.is_plain else f"{base}, {variant_title(parsed.variant, protocol)}"
 
 
 def variant_title(variant: str, protocol: Protocol | None = None) -> str:
@@ -89,7 +88,7 @@ def variant_title(variant: str, protocol: Protocol | None = None) -> str:
     if variant in SWITCHES:
         paper, released = SWITCH_TITLES[variant]
         return f"{paper} / {released}" if protocol is None else released if protocol == "paper" else paper
-    return RUNGS[variant].title if variant in RUNGS else VARIANTS[variant][0]
+    return SCALE_VARIANTS[variant].title if variant in SCALE_VARIANTS else VARIANTS[variant][0]
 
 
 def encoding_of(protocol: Protocol, label: str) -> Fields:
@@ -100,44 +99,40 @@ def encoding_of(protocol: Protocol, label: str) -> Fields:
 
 def model_fields(protocol: Protocol, label: str, sizes: Fields, seed: int) -> Fields:
     """All fields of a label's model: sizes, encoding, and all switches if the label changes one."""
-    at = Label.parse(label)
+    parsed = EncodingLabel.parse(label)
     # the papers' scale of q . k for all labels, as in the recorded runs (docs/decisions/07-encoding-contract.md)
     common: Fields = {"protocol": protocol, "attention_scale": None, **sizes}
-    if at.heads is not None:
-        heads = random_heads(sizes["num_heads"], at.heads, seed) if at.variant == "random" else at.heads
+    if parsed.heads is not None:
+        heads = random_heads(sizes["num_heads"], parsed.heads, seed) if parsed.variant == "random" else parsed.heads
         return {**common, "encoding": "partial-rope", "encoding_options": {"heads": heads}}
-    if at.layer is not None:
-        return {**common, "encoding": "partial-rope", "encoding_options": {"layers": [at.layer - 1]}}
-    fields = {**common, **encoding_of(protocol, at.base)}
-    if protocol == "released" and at.base == "mla":
+    if parsed.layer is not None:
+        return {**common, "encoding": "partial-rope", "encoding_options": {"layers": [parsed.layer - 1]}}
+    fields = {**common, **encoding_of(protocol, parsed.base)}
+    if protocol == "released" and parsed.base == "mla":
         head_dim = sizes["d_model"] // sizes["num_heads"]
         fields["encoding_options"] = fields["encoding_options"] | {"rotary_dim": head_dim}
-    if at.variant in VARIANTS:
-        return fields | VARIANTS[at.variant][1]
-    if at.variant and at.variant not in RUNGS:  # a scale variant changes the scale, not these fields
-        choose("variant", at.variant, SWITCHES)
-        other = _written_out(model_fields(other_protocol(protocol), at.base, sizes, seed))
-        fields = _written_out(fields) | {name: other[name] for name in SWITCHES[at.variant]}
+    if parsed.variant in VARIANTS:
+        return fields | VARIANTS[parsed.variant][1]
+    if parsed.variant and parsed.variant not in SCALE_VARIANTS:  # a scale variant changes the scale, not these fields
+        choose("variant", parsed.variant, SWITCHES)
+        other = _with_defaults(model_fields(other_protocol(protocol), parsed.base, sizes, seed))
+        fields = _with_defaults(fields) | {name: other[name] for name in SWITCHES[parsed.variant]}
     return fields
 
 
 def switches_of(base: str) -> list[str]:
     """The switches in which the two protocols differ for an encoding."""
     sizes: Fields = {"d_model": 32, "num_heads": 2}
-    paper, released = (_written_out(model_fields(protocol, base, sizes, 0)) for protocol in PROTOCOLS)
-    return [
-        switch
-        for switch, names in SWITCHES.items()
-        if not names or any(paper[name] != released[name] for name in names)
-    ]
+    paper, released = (_with_defaults(model_fields(protocol, base, sizes, 0)) for protocol in PROTOCOLS)
+    return [switch for switch, names in SWITCHES.items() if not names or any(paper[n] != released[n] for n in names)]
 
 
-def random_heads(count: int, chosen: int, seed: int) -> list[int]:
-    """``chosen`` of ``count`` heads, random by seed, sorted."""
-    if not 0 <= chosen <= count:
-        raise invalid("heads", f"be from 0 to {count}", chosen)
-    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, chosen))))
-    return sorted(int(head) for head in rng.permutation(count)[:chosen])
+def random_heads(count: int, size: int, seed: int) -> list[int]:
+    """``size`` of ``count`` heads, random by seed, sorted."""
+    if not 0 <= size <= count:
+        raise invalid("heads", f"be from 0 to {count}", size)
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, size))))
+    return sorted(int(head) for head in rng.permutation(count)[:size])
 
 
 def other_protocol(protocol: Protocol) -> Protocol:
@@ -145,16 +140,16 @@ def other_protocol(protocol: Protocol) -> Protocol:
     return "released" if protocol == "paper" else "paper"
 
 
-def _written_out(fields: Fields) -> Fields:
+def _with_defaults(fields: Fields) -> Fields:
     """The fields, with the protocol's default of every switch."""
     return {"encoding_options": {}} | protocol_switches(fields["protocol"], fields["encoding"]) | fields
 
 
-Sized = TypeVar("Sized", bound=Preset)
+PresetT = TypeVar("PresetT", bound=Preset)
 
 
 @dataclass(frozen=True)
-class Rung:
+class ScaleVariant:
     """One change of a scale (a scale variant).
 
     axis       the changed quantity
@@ -176,7 +171,7 @@ class Rung:
         """The display name."""
         return f"{self.axis}: {self.value}"
 
-    def applied(self, scale: Sized) -> Sized:
+    def apply_to(self, scale: PresetT) -> PresetT:
         """The scale with this change."""
         sizes = scale.tasks
         if self.tokens is not None:
@@ -187,188 +182,188 @@ class Rung:
         return replace(scale, model=model, optimiser=scale.optimiser | self.optimiser, tasks=sizes)
 
 
-RUNGS: dict[str, Rung] = {name: Rung(**each) for name, each in _DATA["rungs"].items()}
-BASES: dict[Protocol, tuple[str, ...]] = {
+SCALE_VARIANTS: dict[str, ScaleVariant] = {name: ScaleVariant(**entry) for name, entry in _DATA["rungs"].items()}
+SWEEP_BASES: dict[Protocol, tuple[str, ...]] = {
     "paper": ("rope", "mla", "absolute", "nope"),
     "released": ("rope-alone", "rope"),
 }
-TASK = DISTANCE
+SWEEP_TASK = DISTANCE
 
 
 # ---- the parts of the reproduction, the cells each needs, and its scales ---------------------------------------------
 
 
-Spot = tuple[str, str, str]  # protocol, task, label
+GroupKey = tuple[str, str, str]  # protocol, task, label
 
 
 @dataclass(frozen=True)
-class Scale(Preset):
+class ReproductionScale(Preset):
     """A preset of the reproduction.
 
-    labels         the encodings of each task
-    partial_heads  the numbers of RoPE heads of Fig. 5
-    first_seed     first seed of weights, order and data; others follow
-    most_seeds     maximum number of seeds by task or label, or by place, which takes precedence (default: no limit)
-    longer         maximum number of epochs by place, for slow learners; the number of warm-up steps stays the same
-    rungs          scale variants
-    watched        whether heads are probed during training; at the paper's size a probe takes minutes on a CPU
+    labels          the encodings of each task
+    partial_heads   the numbers of RoPE heads of Fig. 5
+    first_seed      first seed of weights, order and data; others follow
+    most_seeds      maximum number of seeds by task or label, or by place, which takes precedence (default: no limit)
+    longer          maximum number of epochs by place, for slow learners; the number of warm-up steps stays the same
+    scale_variants  variants of one size
+    watched         whether heads are probed during training; at the paper's size a probe takes minutes on a CPU
     """
 
     labels: dict[str, tuple[str, ...]]
     partial_heads: dict[str, tuple[int, ...]]
     ablation_examples: int
     first_seed: int = 42
-    most_seeds: Mapping[str | Spot, int] = field(default_factory=dict)
-    longer: Mapping[Spot, int] = field(default_factory=dict)
-    rungs: tuple[str, ...] = ()
+    most_seeds: Mapping[str | GroupKey, int] = field(default_factory=dict)
+    longer: Mapping[GroupKey, int] = field(default_factory=dict)
+    scale_variants: tuple[str, ...] = ()
     watched: bool = True
 
-    def seeds_at(self, spot: Spot, seeds: int) -> int:
+    def num_seeds(self, group: GroupKey, seeds: int) -> int:
         """The number of seeds of a place, out of ``seeds``."""
-        own = self.most_seeds.get(spot)
-        return min(seeds, own if own is not None else min(self.most_seeds.get(name, seeds) for name in spot[1:]))
+        limit = self.most_seeds.get(group)
+        return min(seeds, limit if limit is not None else min(self.most_seeds.get(name, seeds) for name in group[1:]))
 
-    def told(self, seeds: int) -> str:
+    def seeds_text(self, seeds: int) -> str:
         """The number of seeds per cell, in words."""
-        return f"{'up to ' if self.fewer(seeds) else ''}{seeds} seed{'s' if seeds != 1 else ''}"
+        return f"{'up to ' if self.fewer_seeds_text(seeds) else ''}{seeds} seed{'s' if seeds != 1 else ''}"
 
-    def fewer(self, seeds: int) -> str:
+    def fewer_seeds_text(self, seeds: int) -> str:
         """The cells with fewer seeds than ``seeds``, in words; empty if there are none."""
-        of_each: dict[int, list[str]] = {}
-        alone = []
-        for name, most in self.most_seeds.items():
+        by_limit: dict[int, list[str]] = {}
+        exceptions = []
+        for name, limit in self.most_seeds.items():
             if isinstance(name, tuple):
                 protocol, task, label = name
                 where = f"Task {1 + (task == COUNT)}, {protocol}"
-                if min(most, seeds) != min(self.most_seeds.get(each, seeds) for each in (task, label)):
-                    alone.append(f"{min(most, seeds)} of {title(label)} ({where})")
-            elif most < seeds:
-                of_each.setdefault(most, []).append("Task 2" if name == COUNT else title(name))
-        told = "; ".join(f"{most} seeds of {listed(names)}" for most, names in of_each.items())
-        return f"{told}; except {listed(alone)}" if told and alone else told
+                if min(limit, seeds) != min(self.most_seeds.get(key, seeds) for key in (task, label)):
+                    exceptions.append(f"{min(limit, seeds)} of {title(label)} ({where})")
+            elif limit < seeds:
+                by_limit.setdefault(limit, []).append("Task 2" if name == COUNT else title(name))
+        text = "; ".join(f"{limit} seeds of {join_list(names)}" for limit, names in by_limit.items())
+        return f"{text}; except {join_list(exceptions)}" if text and exceptions else text
 
 
-def _scale(name: str, options: dict[str, Any]) -> Scale:
+def _scale(name: str, options: dict[str, Any]) -> ReproductionScale:
     """A scale of the YAML file, where lists stand for tuples and ``a b c`` for a place."""
     for field_ in ("labels", "partial_heads"):
-        options[field_] = {task: tuple(each) for task, each in options[field_].items()}
+        options[field_] = {task: tuple(values) for task, values in options[field_].items()}
     for field_ in ("most_seeds", "longer"):
-        known = options.get(field_, {}).items()
-        options[field_] = {tuple(key.split()) if " " in key else key: value for key, value in known}
-    options["rungs"] = tuple(RUNGS) if "rungs" in options else ()
-    return Scale(**vars(PRESETS[name]), **options)
+        items = options.get(field_, {}).items()
+        options[field_] = {tuple(key.split()) if " " in key else key: value for key, value in items}
+    options["scale_variants"] = tuple(SCALE_VARIANTS) if options.pop("rungs", None) else ()
+    return ReproductionScale(**vars(PRESETS[name]), **options)
 
 
 # the sizes of a reproduction, by name
-SCALES: dict[str, Scale] = {name: _scale(name, options) for name, options in _DATA["scales"].items()}
-Place = tuple[str, str]  # task, label
+SCALES: dict[str, ReproductionScale] = {name: _scale(name, options) for name, options in _DATA["scales"].items()}
+TaskLabel = tuple[str, str]  # task, label
 
 
 @dataclass(frozen=True)
-class Part:
+class StudyPart:
     """A question, and the cells that answer it.
 
-    about     short description
-    places    the cells of a protocol at a scale
-    measures  measures of the trained models in addition to the head ablation (`toeplens.engine.MEASURES`)
+    about        short description
+    task_labels  the cells of a protocol at a scale
+    measures     measures of the trained models in addition to the head ablation (`toeplens.engine.MEASURES`)
     """
 
     name: str
     about: str
-    places: Callable[[Scale, Protocol], list[Place]]
+    task_labels: Callable[[ReproductionScale, Protocol], list[TaskLabel]]
     measures: tuple[str, ...] = ()
 
 
-def _rope_on(heads: int, variant: str = "") -> str:
-    return str(Label(PARTIAL, heads, variant))
+def _partial_label(heads: int, variant: str = "") -> str:
+    return str(EncodingLabel(PARTIAL, heads, variant))
 
 
-def _core(scale: Scale, protocol: Protocol) -> list[Place]:
+def _core(scale: ReproductionScale, protocol: Protocol) -> list[TaskLabel]:
     """Table 1, learning curves and heads; the released RoPE has a sinusoid, so RoPE without one is added there."""
     swap = {"rope-absolute": "rope-alone"} if protocol == "released" else {}
-    places = []
+    task_labels = []
     for task in (DISTANCE, COUNT):
-        places += [(task, swap.get(label, label)) for label in scale.labels[task]]
-        places += [(task, _rope_on(count)) for count in scale.partial_heads[task]]
-    return places
+        task_labels += [(task, swap.get(label, label)) for label in scale.labels[task]]
+        task_labels += [(task, _partial_label(count)) for count in scale.partial_heads[task]]
+    return task_labels
 
 
-def _others(scale: Scale, protocol: Protocol) -> list[Place]:
-    every = ("rope", "nope", "mla", "alibi", "relative", "absolute", "random")
-    return [
-        *((DISTANCE, label) for label in ("random", "rope/dropout", "relative")),
-        *((COUNT, label) for label in every),
-    ]
+def _other_encodings(scale: ReproductionScale, protocol: Protocol) -> list[TaskLabel]:
+    on_distance = ("random", "rope/dropout", "relative")
+    on_counting = ("rope", "nope", "mla", "alibi", "relative", "absolute", "random")
+    return [*((DISTANCE, label) for label in on_distance), *((COUNT, label) for label in on_counting)]
 
 
-def _partial(scale: Scale, protocol: Protocol) -> list[Place]:
+def _partial(scale: ReproductionScale, protocol: Protocol) -> list[TaskLabel]:
     heads, layers = scale.model["num_heads"], scale.model["num_layers"]
     counts = [count for count in range(1, heads) if heads <= 8 or count in (1, 2, 3, 4, 6, 8, 12, 15)]
-    few = [count for count in counts if count <= 2]
+    small_counts = [count for count in counts if count <= 2]
     return [
-        *((DISTANCE, _rope_on(count)) for count in counts),
-        *((DISTANCE, _rope_on(count, "random")) for count in few),
+        *((DISTANCE, _partial_label(count)) for count in counts),
+        *((DISTANCE, _partial_label(count, "random")) for count in small_counts),
         *((DISTANCE, f"rope/layer-{layer}") for layer in range(1, layers + 1)),
-        *((COUNT, _rope_on(count)) for count in few),
+        *((COUNT, _partial_label(count)) for count in small_counts),
     ]
 
 
-def _mla(scale: Scale, protocol: Protocol) -> list[Place]:
+def _mla(scale: ReproductionScale, protocol: Protocol) -> list[TaskLabel]:
     variants = ["mla/input", "mla/no-norm"]
     if protocol == "released":
         variants += ["mla/padding-seen", "mla/bare", "mla/encoding", "rope/mla-program", "rope/mla-program-bare"]
     return [(DISTANCE, label) for label in variants]
 
 
-def _factors(scale: Scale, protocol: Protocol) -> list[Place]:
+def _switch_labels(scale: ReproductionScale, protocol: Protocol) -> list[TaskLabel]:
     """The released code with one switch set as in the paper; Task 2 for Table 1's encodings."""
     if protocol == "paper":
         return []
-    places = [(DISTANCE, f"{base}/{switch}") for base in FACTOR_BASES for switch in switches_of(base)]
-    return places + [(COUNT, f"{base}/{switch}") for base in ("rope", "mla", "nope") for switch in switches_of(base)]
+    bases = [*((DISTANCE, base) for base in SWITCH_BASES), *((COUNT, base) for base in ("rope", "mla", "nope"))]
+    return [(task, f"{base}/{switch}") for task, base in bases for switch in switches_of(base)]
 
 
-def _factors_back(scale: Scale, protocol: Protocol) -> list[Place]:
+def _switch_back_labels(scale: ReproductionScale, protocol: Protocol) -> list[TaskLabel]:
     """The paper with one switch set as in the released code, except padding, as its sequences have none."""
     if protocol == "released":
         return []
-    return [
-        (DISTANCE, f"{base}/{switch}") for base in FACTOR_BASES for switch in switches_of(base) if switch != "padding"
-    ]
+    labels = ((base, switch) for base in SWITCH_BASES for switch in switches_of(base))
+    return [(DISTANCE, f"{base}/{switch}") for base, switch in labels if switch != "padding"]
 
 
-def _mechanism(scale: Scale, protocol: Protocol) -> list[Place]:
+def _mechanism(scale: ReproductionScale, protocol: Protocol) -> list[TaskLabel]:
     """Every plain encoding of the core on Task 1, which needs position."""
-    return [(task, label) for task, label in _core(scale, protocol) if task == DISTANCE and Label.parse(label).plain]
+    core = (label for task, label in _core(scale, protocol) if task == DISTANCE)
+    return [(DISTANCE, label) for label in core if EncodingLabel.parse(label).is_plain]
 
 
-def _ladder(scale: Scale, protocol: Protocol) -> list[Place]:
+def _scale_sweep(scale: ReproductionScale, protocol: Protocol) -> list[TaskLabel]:
     """Some encodings at the unchanged scale, and with one factor changed at a time."""
-    rungs = ["", *(f"/{rung}" for rung in scale.rungs)] if scale.rungs else []
-    return [(TASK, f"{base}{rung}") for rung in rungs for base in BASES[protocol]]
+    suffixes = ["", *(f"/{suffix}" for suffix in scale.scale_variants)] if scale.scale_variants else []
+    return [(SWEEP_TASK, f"{base}{suffix}") for suffix in suffixes for base in SWEEP_BASES[protocol]]
 
 
-FACTOR_BASES = ("nope", "relative", "rope", "mla")
+SWITCH_BASES = ("nope", "relative", "rope", "mla")
 CORE = "core"
-_PLACES = (_core, _others, _partial, _mla, _factors, _factors_back, _ladder, _mechanism)
+_PART_LABELS = (_core, _other_encodings, _partial, _mla, _switch_labels, _switch_back_labels, _scale_sweep, _mechanism)
 # the parts of a reproduction, by name
-PARTS: dict[str, Part] = {
-    name: Part(name, each["about"], places, tuple(each.get("measures", ())))
-    for (name, each), places in zip(_DATA["parts"].items(), _PLACES, strict=True)
+PARTS: dict[str, StudyPart] = {
+    name: StudyPart(name, entry["about"], labels, tuple(entry.get("measures", ())))
+    for (name, entry), labels in zip(_DATA["parts"].items(), _PART_LABELS, strict=True)
 }
 
 
-def measures_of(scale: Scale, protocol: Protocol, parts: Sequence[str], place: Place) -> tuple[str, ...]:
+def measures_of(
+    scale: ReproductionScale, protocol: Protocol, parts: Sequence[str], task_label: TaskLabel
+) -> tuple[str, ...]:
     """The measures of a cell in the chosen parts."""
     return tuple(
         measure
-        for name in chosen_parts(parts)
+        for name in select_parts(parts)
         for measure in PARTS[name].measures
-        if place in PARTS[name].places(scale, protocol)
+        if task_label in PARTS[name].task_labels(scale, protocol)
     )
 
 
-def chosen_parts(names: Sequence[str]) -> tuple[str, ...]:
+def select_parts(names: Sequence[str]) -> tuple[str, ...]:
     """Unique parts by name in the order of `PARTS`; ``all`` selects all."""
     if not names:
         raise InputError(f"part must be one of {', '.join(PARTS)}, all, got none.")
@@ -377,12 +372,12 @@ def chosen_parts(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in PARTS if name in names or "all" in names)
 
 
-def places_of(scale: Scale, protocol: Protocol, parts: Sequence[str]) -> dict[str, list[Place]]:
+def labels_by_part(scale: ReproductionScale, protocol: Protocol, parts: Sequence[str]) -> dict[str, list[TaskLabel]]:
     """The cells of each part without those of earlier parts, so each cell appears once."""
-    known: set[Place] = set()
-    found = {}
-    for name in chosen_parts(parts):
-        places = [place for place in PARTS[name].places(scale, protocol) if place not in known]
-        found[name] = list(dict.fromkeys(places))
-        known |= set(places)
-    return found
+    known: set[TaskLabel] = set()
+    by_part = {}
+    for name in select_parts(parts):
+        task_labels = [task_label for task_label in PARTS[name].task_labels(scale, protocol) if task_label not in known]
+        by_part[name] = list(dict.fromkeys(task_labels))
+        known |= set(task_labels)
+    return by_part

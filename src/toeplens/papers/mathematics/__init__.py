@@ -1,7 +1,7 @@
 """The papers' mathematics as numerical experiments: each statement as published, and corrected."""
 
-from toeplens.papers.mathematics.statements import UNIVERSAL, Record, Records, universal
-from toeplens.papers.mathematics.study import CLAIMS, EXPERIMENTS, Theory, check_theory, gather, is_theory, jobs
+from toeplens.papers.mathematics.statements import UNIVERSAL, Record, Records, universal_finding
+from toeplens.papers.mathematics.study import CLAIMS, EXPERIMENTS, Theory, check_theory, gather, is_theory, model_jobs
 
 __all__ = [
     "CLAIMS",
@@ -13,6 +13,6 @@ __all__ = [
     "check_theory",
     "gather",
     "is_theory",
-    "jobs",
-    "universal",
+    "model_jobs",
+    "universal_finding",
 ]

@@ -16,12 +16,12 @@ import numpy as np
 from jaxtyping import Float
 from scipy.linalg import solve_toeplitz, toeplitz
 
-from toeplens.ground import InputError
+from toeplens.utils import InputError
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """The best linear predictor p_i ~ sum over k = 1..K of c_k p_(i-k) (`predictor`).
+class LinearPredictor:
+    """The best linear predictor p_i ~ sum over k = 1..K of c_k p_(i-k) (`linear_predictor`).
 
     coefficients  [K] c_1, ..., c_K
     variance      mean square error, in the unit of r_0 (= the mean square of p); 0 for a sum of at most K / 2
@@ -33,7 +33,7 @@ class Prediction:
     variance: float
 
 
-def predictor(autocorrelation: Float[np.ndarray, "M"], order: int) -> Prediction:
+def linear_predictor(autocorrelation: Float[np.ndarray, "M"], order: int) -> LinearPredictor:
     """The linear predictor of a stationary sequence from its ``order`` previous values (`scipy.linalg.solve_toeplitz`).
 
     Of the autocorrelation r_delta = E[p_i . p_(i-delta)] the first order + 1 values are read. Raises `InputError` if
@@ -45,10 +45,10 @@ def predictor(autocorrelation: Float[np.ndarray, "M"], order: int) -> Prediction
     if np.linalg.matrix_rank(toeplitz(values[:order]), hermitian=True) < order:
         raise InputError(f"order: a predictor of lower order than {order} is already exact.")
     coefficients = solve_toeplitz(values[:-1], values[1:])
-    return Prediction(coefficients, float(values[0] - coefficients @ values[1:]))
+    return LinearPredictor(coefficients, float(values[0] - coefficients @ values[1:]))
 
 
-def frequencies(autocorrelation: Float[np.ndarray, "M"], count: int) -> Float[np.ndarray, "count"]:
+def prony_frequencies(autocorrelation: Float[np.ndarray, "M"], count: int) -> Float[np.ndarray, "count"]:
     """The frequencies theta_t of r_delta = sum over t of w_t cos(delta theta_t), w_t != 0, in ascending order (Prony).
 
     Such a sequence is predicted exactly by its last 2 ``count`` values, and the roots of the predictor's polynomial
@@ -57,8 +57,8 @@ def frequencies(autocorrelation: Float[np.ndarray, "M"], count: int) -> Float[np
     in (0, pi) than ``count``, in double precision.
     """
     try:
-        found = predictor(autocorrelation, 2 * count)
+        prediction = linear_predictor(autocorrelation, 2 * count)
     except InputError:
         raise InputError(f"count: the values have fewer than {count} sinusoids in double precision.") from None
-    angles = np.abs(np.angle(np.roots(np.concatenate(([1.0], -found.coefficients)))))
+    angles = np.abs(np.angle(np.roots(np.concatenate(([1.0], -prediction.coefficients)))))
     return np.sort(angles)[::2]

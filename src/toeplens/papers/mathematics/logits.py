@@ -63,10 +63,10 @@ from toeplens.encodings.kit import rotary_frequencies
 from toeplens.encodings.logits import URPE
 from toeplens.encodings.rotary import Rotary
 from toeplens.model import Decoder, DecoderConfig
-from toeplens.papers.mathematics.statements import ROUNDING, Margins, Sizes, relative_error, search
+from toeplens.papers.mathematics.statements import ROUNDING, Margins, Sizes, counterexample_search, relative_error
 
 BIASES = ("t5", "relative-table", "alibi", "kerple-log", "kerple-power", "sandwich", "dynamic-bias")
-STRETCH = 3.0  # of an encoding's random parameters: the published starts are near 0
+STRETCH_SCALE = 3.0  # of an encoding's random parameters: the published starts are near 0
 
 Pairs = Complex[np.ndarray, "N n"]
 Vectors = Float[np.ndarray, "N d"]
@@ -79,26 +79,26 @@ def toeplitz_gap(matrix: Float[np.ndarray, "R N"]) -> float:
     means = np.zeros_like(matrix)
     rows, columns = np.indices(matrix.shape)
     for offset in range(1 - matrix.shape[1], matrix.shape[0]):
-        at = rows - columns == offset
-        means[at] = matrix[at].mean()
+        diagonal = rows - columns == offset
+        means[diagonal] = matrix[diagonal].mean()
     return relative_error(matrix - means, matrix)
 
 
-def one_head(name: str, width: int, length: int = 32, **options: Any) -> PositionalEncoding:
+def build_one_head(name: str, width: int, length: int = 32, **options: Any) -> PositionalEncoding:
     """One of our encodings for one head, float64."""
     return build(name, d_model=width, num_heads=1, head_dim=width, max_len=length, **options).double()
 
 
 @torch.no_grad()
-def stretch(encoding: PositionalEncoding) -> None:
+def stretch_parameters(encoding: PositionalEncoding) -> None:
     """Move an encoding's parameters far from their initial values, with torch's random generator."""
     for values in encoding.parameters():
-        values.add_(STRETCH * torch.randn_like(values).abs())
+        values.add_(STRETCH_SCALE * torch.randn_like(values).abs())
 
 
-def sinusoid(width: int, length: int, name: str = "sinusoidal", **options: Any) -> Vectors:
+def sinusoid_table(width: int, length: int, name: str = "sinusoidal", **options: Any) -> Vectors:
     """p_0 to p_(N-1) of one of our sinusoids, float64."""
-    encoding = one_head(name, width, length, **options)
+    encoding = build_one_head(name, width, length, **options)
     assert isinstance(encoding, Sinusoidal)
     with torch.no_grad():
         return encoding.table(torch.arange(length)).double().numpy()
@@ -106,58 +106,58 @@ def sinusoid(width: int, length: int, name: str = "sinusoidal", **options: Any) 
 
 def rotated_logits(encoding: PositionalEncoding, q: Vectors, k: Vectors) -> Logits:
     """Products of queries and keys that an encoding rotated, before their scale."""
-    vectors, places = torch.from_numpy(np.stack((q, k)))[:, None, None], torch.arange(len(q))
-    a, b = encoding.rotate(vectors[0], vectors[1], places, places)
+    vectors, positions = torch.from_numpy(np.stack((q, k)))[:, None, None], torch.arange(len(q))
+    a, b = encoding.rotate(vectors[0], vectors[1], positions, positions)
     return (a[0, 0] @ b[0, 0].T).numpy()
 
 
 # ---- Remark 3.1: softmax --------------------------------------------------------------------------------------------
 
 WINDOW, WIDTH = 4, 16  # WIDTH of the sinusoid
-APART = 1e-3  # minimum relative difference of row sums that count as different
+MIN_DIFFERENCE = 1e-3  # minimum relative difference of row sums that count as different
 
 
-def causal(logits: Logits, window: int | None = None) -> Logits:
+def mask_causal(logits: Logits, window: int | None = None) -> Logits:
     """-∞ for keys after the query, and for those ``window`` or more before it."""
     offsets = np.subtract.outer(np.arange(len(logits)), np.arange(len(logits)))
     return np.where((offsets >= 0) & (offsets < (window or len(logits))), logits, -np.inf)
 
 
-@search
+@counterexample_search
 def normalising(rng: Generator, margins: Margins, tries: int = 200) -> None:
     for size in (2, 3, 8, 32):
         offsets = np.subtract.outer(np.arange(size), np.arange(size))
-        p = sinusoid(WIDTH, size)
+        p = sinusoid_table(WIDTH, size)
         margins["sinusoid"].append(toeplitz_gap(softmax(p @ p.T / np.sqrt(WIDTH), axis=-1)))
         for _ in range(tries):
             kernel = rng.normal(size=2 * size - 1)
             logits = kernel[offsets + size - 1]
-            for name, masked in (("softmax", logits), ("causal", causal(logits))):
+            for name, masked in (("softmax", logits), ("causal", mask_causal(logits))):
                 gap, sums = toeplitz_gap(softmax(masked, axis=-1)), np.exp(masked).sum(-1)
                 margins[name].append(gap)
                 margins[f"{name}-lost"].append(-gap)
-                if np.ptp(sums) / sums.max() >= APART:
+                if np.ptp(sums) / sums.max() >= MIN_DIFFERENCE:
                     margins["unequal"].append(-gap)
             margins["scaled"].append(toeplitz_gap(logits / np.sqrt(WIDTH)))
             margins["circulant"].append(toeplitz_gap(softmax(kernel[offsets % size], axis=-1)))
             if size > WINDOW:
-                margins["window"].append(toeplitz_gap(softmax(causal(logits, WINDOW), axis=-1)[WINDOW - 1 :]))
+                margins["window"].append(toeplitz_gap(softmax(mask_causal(logits, WINDOW), axis=-1)[WINDOW - 1 :]))
 
 
 # ---- Remark 3.2 and section 3.2: functions of the distance ----------------------------------------------------------
 
 WIDTHS, POSITIONS = (4, 8, 16), 32
-SINES: tuple[dict[str, Any], ...] = (
+SINUSOID_OPTIONS: tuple[dict[str, Any], ...] = (
     {},
     {"layout": "halves"},
     {"base": 100.0},
     {"name": "scaled-sinusoidal", "layout": "halves"},
 )
-PRODUCTS = ("rope", "xpos", "rollpe", "pope", "shaw", "transformer-xl", "deberta")
-CONTENTS, LENGTHS = (2, 3), (3, 4, 5, 6, 7)
+MULTIPLICATIVE = ("rope", "xpos", "rollpe", "pope", "shaw", "transformer-xl", "deberta")
+NUM_CONTENTS, LENGTHS = (2, 3), (3, 4, 5, 6, 7)
 
 
-def commuting(rng: Generator, width: int) -> Float[np.ndarray, "d d"]:
+def commuting_matrix(rng: Generator, width: int) -> Float[np.ndarray, "d d"]:
     """A random matrix that commutes with every rotation of the pairs (0, 1), (2, 3), ..."""
     return np.asarray(block_diag(*([[a, -b], [b, a]] for a, b in rng.normal(size=(width // 2, 2)))))
 
@@ -165,11 +165,10 @@ def commuting(rng: Generator, width: int) -> Float[np.ndarray, "d d"]:
 def _logits(encoding: PositionalEncoding, q: Vectors, k: Vectors, length: int = POSITIONS) -> Logits:
     """Of texts of ``length`` positions, one after the other, each query with all keys."""
     a, b = torch.from_numpy(np.stack((q, k)))[:, None, None]
-    places = torch.arange(len(q)) % length
+    positions = torch.arange(len(q)) % length
     with torch.no_grad():
-        logits = attention_logits(
-            a, b, encoding=encoding, scale=q.shape[1] ** -0.5, q_positions=places, k_positions=places, causal=False
-        )
+        options: Any = {"q_positions": positions, "k_positions": positions, "scale": q.shape[1] ** -0.5}
+        logits = attention_logits(a, b, encoding=encoding, causal=False, **options)
     return logits[0, 0].numpy()
 
 
@@ -185,16 +184,16 @@ def functions_of_distance(contents: int, length: int, *, causal: bool, rows: boo
         causal    with keys up to the query alone
         rows      softmax is asked for: what is the same for all keys of a query counts as nothing
     """
-    c, d, i, j = _cells(contents, length, causal)
+    c, d, i, j = _index_cells(contents, length, causal)
     names = [(c, d), (c, j), (d, i), (i, j), *([(c, i)] if rows else [])]
     design = np.concatenate([_indicators(*pair) for pair in names], axis=1)
-    same = _indicators(c, d, i - j)
-    means = (same.T / same.sum(0)[:, None]) @ design  # of each parameter, over the cells of a (c, c', i - j)
-    basis = orth(means @ null_space(design - same @ means, rcond=ROUNDING), rcond=ROUNDING)
+    groups = _indicators(c, d, i - j)
+    means = (groups.T / groups.sum(0)[:, None]) @ design  # of each parameter, over the cells of a (c, c', i - j)
+    basis = orth(means @ null_space(design - groups @ means, rcond=ROUNDING), rcond=ROUNDING)
     return basis.reshape(contents, contents, -1, basis.shape[1])
 
 
-def _cells(contents: int, length: int, causal: bool) -> Int[np.ndarray, "4 cells"]:
+def _index_cells(contents: int, length: int, causal: bool) -> Int[np.ndarray, "4 cells"]:
     c, d, i, j = np.indices((contents, contents, length, length)).reshape(4, -1)
     return np.stack((c, d, i, j))[:, (j <= i) | (not causal)]
 
@@ -205,90 +204,92 @@ def _indicators(*columns: Int[np.ndarray, "cells"]) -> Float[np.ndarray, "cells 
     return np.eye(values.shape[1])[which.ravel()]
 
 
-def without_coupling(contents: int, offsets: int, *, slope: bool = False) -> Functions:
+def uncoupled_functions(contents: int, offsets: int, *, slope: bool = False) -> Functions:
     """All m(c, c') + t(δ), with ``slope`` plus α(c)δ, as an orthonormal basis."""
-    c, d, at = np.indices((contents, contents, offsets)).reshape(3, -1)
-    columns = [_indicators(c, d), _indicators(at), *([_indicators(c) * at[:, None]] if slope else [])]
+    c, d, offset = np.indices((contents, contents, offsets)).reshape(3, -1)
+    columns = [_indicators(c, d), _indicators(offset), *([_indicators(c) * offset[:, None]] if slope else [])]
     basis = orth(np.concatenate(columns, axis=1), rcond=ROUNDING)
     return basis.reshape(contents, contents, offsets, -1)
 
 
-def beyond(g: Functions, known: Functions) -> float:
+def share_outside(g: Functions, known: Functions) -> float:
     """The largest share of the norm of a function g outside the span of another basis, 0 to 1."""
     columns, basis = g.reshape(-1, g.shape[-1]), known.reshape(-1, known.shape[-1])
     return float(np.linalg.norm(columns - basis @ (basis.T @ columns), 2))
 
 
-@search
+@counterexample_search
 def distance(rng: Generator, margins: Margins, tries: int = 200) -> None:
     """``tries`` heads of RoPE, a tenth of it heads of each sinusoid and width, and texts of each encoding."""
     for width in WIDTHS:
-        for options in SINES:
-            table = sinusoid(width, POSITIONS, **options)
+        for options in SINUSOID_OPTIONS:
+            table = sinusoid_table(width, POSITIONS, **options)
             margins["sinusoid"].append(toeplitz_gap(table @ table.T))
-            paired = table
+            pairwise = table
             if options.get("layout") == "halves":
-                paired = table[:, np.arange(width).reshape(2, -1).T.ravel()]
+                pairwise = table[:, np.arange(width).reshape(2, -1).T.ravel()]
             for _ in range(tries // 10):
                 head = np.einsum("ea,eb->ab", *rng.normal(size=(2, width, width)))
                 gap = toeplitz_gap(table @ head @ table.T)
                 margins["sinusoid-heads"].append(gap)
                 margins["not-commuting"].append(-gap)
-                margins["commuting"].append(toeplitz_gap(paired @ commuting(rng, width) @ paired.T))
+                margins["commuting"].append(toeplitz_gap(pairwise @ commuting_matrix(rng, width) @ pairwise.T))
     width = WIDTHS[1]
-    for name in (*BIASES, *PRODUCTS):
+    for name in (*BIASES, *MULTIPLICATIVE):
         for _ in range(tries // 10):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(int(rng.integers(2**31)))
-                encoding = one_head(name, width)
-                stretch(encoding)
+                encoding = build_one_head(name, width)
+                stretch_parameters(encoding)
             word, (q, k) = rng.normal(size=(2, 1, width)), rng.normal(size=(2, POSITIONS, width))
-            added = _logits(encoding, q, k) - _logits(one_head("nope", width), q, k)
+            added = _logits(encoding, q, k) - _logits(build_one_head("nope", width), q, k)
             margins["bias" if name in BIASES else "product-words"].append(toeplitz_gap(added))
-            if name in PRODUCTS:
-                one, other = (np.repeat(row, POSITIONS, 0) for row in word)
-                margins["product"].append(toeplitz_gap(_logits(encoding, one, other)))
-    for contents in CONTENTS:
+            if name in MULTIPLICATIVE:
+                query_rows, key_rows = (np.repeat(row, POSITIONS, 0) for row in word)
+                margins["product"].append(toeplitz_gap(_logits(encoding, query_rows, key_rows)))
+    for contents in NUM_CONTENTS:
         for length in LENGTHS:
             for causal in (True, False):
                 exact, softened = (
                     functions_of_distance(contents, length, causal=causal, rows=rows) for rows in (False, True)
                 )
-                plain, sloped = (without_coupling(contents, exact.shape[2], slope=slope) for slope in (False, True))
-                margins["uncoupled"].append(beyond(exact, plain))
-                margins["softmax"].append(beyond(softened, plain))
-                margins["slope"].append(beyond(softened, sloped))
+                plain, sloped = (uncoupled_functions(contents, exact.shape[2], slope=slope) for slope in (False, True))
+                margins["uncoupled"].append(share_outside(exact, plain))
+                margins["softmax"].append(share_outside(softened, plain))
+                margins["slope"].append(share_outside(softened, sloped))
                 margins["reached"] += [plain.shape[-1] - exact.shape[-1], sloped.shape[-1] - softened.shape[-1]]
-    contents, length = CONTENTS[-1], LENGTHS[-1]
-    c, d, i, j = _cells(contents, length, causal=True)
-    same, plain, rope = _indicators(c, d, i - j), without_coupling(contents, length), one_head("rope", width)
+    contents, length = NUM_CONTENTS[-1], LENGTHS[-1]
+    c, d, i, j = _index_cells(contents, length, causal=True)
+    groups, plain, rope = _indicators(c, d, i - j), uncoupled_functions(contents, length), build_one_head("rope", width)
     for _ in range(tries):  # RoPE's logits by contents and offset, for queries and keys of each word at all positions
         q, k = rng.normal(size=(2, contents, width))
-        every = _logits(rope, np.repeat(q, length, 0), np.repeat(k, length, 0), length)
-        logits = every[c * length + i, d * length + j]
-        g = same.T @ logits / same.sum(0)
-        margins["rotary"].append(relative_error(logits - same @ g, logits))
-        margins["rotary-coupled"].append(-beyond((g / np.linalg.norm(g)).reshape(contents, contents, length, 1), plain))
+        all_logits = _logits(rope, np.repeat(q, length, 0), np.repeat(k, length, 0), length)
+        logits = all_logits[c * length + i, d * length + j]
+        g = groups.T @ logits / groups.sum(0)
+        margins["rotary"].append(relative_error(logits - groups @ g, logits))
+        margins["rotary-coupled"].append(
+            -share_outside((g / np.linalg.norm(g)).reshape(contents, contents, length, 1), plain)
+        )
 
 
 # ---- equation 12: MLA -----------------------------------------------------------------------------------------------
 
-BRANCHES = (2, 4, 8, 16)  # dimensions of a rotary branch; 2 is one frequency
+BRANCH_WIDTHS = (2, 4, 8, 16)  # dimensions of a rotary branch; 2 is one frequency
 BASE = 10000.0
 
 
-def paired(x: Float[np.ndarray, "*B d"]) -> Complex[np.ndarray, "*B n"]:
+def complex_pairs(x: Float[np.ndarray, "*B d"]) -> Complex[np.ndarray, "*B n"]:
     """Neighbouring dimensions as one complex number."""
     return x[..., ::2] + 1j * x[..., 1::2]
 
 
-def waves(frequencies: Float[np.ndarray, "n"], size: int) -> Complex[np.ndarray, "n N N"]:
+def phase_matrices(frequencies: Float[np.ndarray, "n"], size: int) -> Complex[np.ndarray, "n N N"]:
     """(E_t)_ij = e^{i(i-j)θ_t}."""
     offsets = np.subtract.outer(np.arange(size), np.arange(size))
     return np.exp(1j * frequencies[:, None, None] * offsets)
 
 
-def grams(q: Pairs, k: Pairs) -> Complex[np.ndarray, "n N N"]:
+def gram_matrices(q: Pairs, k: Pairs) -> Complex[np.ndarray, "n N N"]:
     """Q_t K_t^H for each pair of dimensions."""
     return np.einsum("it,jt->tij", q, k.conj())
 
@@ -299,24 +300,24 @@ def mla_logits(q: Vectors, k: Vectors, rotary_dim: int) -> Logits:
     return rotated_logits(build("mla", rotary_dim=rotary_dim, base=BASE, **sizes), q, k)
 
 
-def beyond_scalar(logits: Logits, fixed: Logits, turned: Complex[np.ndarray, "N N"]) -> float:
-    """Smallest relative error of ``fixed`` + Re(α ``turned``) over complex α."""
-    return relative_error(_rest(turned.ravel(), (logits - fixed).ravel()), logits)
+def scalar_error(logits: Logits, fixed: Logits, rotated: Complex[np.ndarray, "N N"]) -> float:
+    """Smallest relative error of ``fixed`` + Re(α ``rotated``) over complex α."""
+    return relative_error(_residual(rotated.ravel(), (logits - fixed).ravel()), logits)
 
 
-def beyond_toeplitz(logits: Logits, fixed: Logits, gram: Complex[np.ndarray, "N N"]) -> float:
+def toeplitz_error(logits: Logits, fixed: Logits, gram: Complex[np.ndarray, "N N"]) -> float:
     """Smallest relative error of ``fixed`` + Re(``gram``∘T) over all complex Toeplitz T."""
     diagonals = [[np.diagonal(x, offset) for x in (gram, logits - fixed)] for offset in range(1 - len(gram), len(gram))]
-    return relative_error(np.concatenate([_rest(*pair) for pair in diagonals]), logits)
+    return relative_error(np.concatenate([_residual(*pair) for pair in diagonals]), logits)
 
 
-def _rest(factor: Complex[np.ndarray, "m"], wanted: Float[np.ndarray, "m"]) -> Float[np.ndarray, "m"]:
-    """What the best complex multiple of ``factor`` leaves of ``wanted``, in its real part."""
+def _residual(factor: Complex[np.ndarray, "m"], target: Float[np.ndarray, "m"]) -> Float[np.ndarray, "m"]:
+    """What the best complex multiple of ``factor`` leaves of ``target``, in its real part."""
     design = np.stack((np.real(factor), -np.imag(factor)), axis=1)
-    return wanted - design @ np.linalg.lstsq(design, wanted, rcond=None)[0]
+    return target - design @ np.linalg.lstsq(design, target, rcond=None)[0]
 
 
-def beyond_mixture(
+def mixture_bound(
     logits: Logits,
     first: Complex[np.ndarray, "N N"],
     second: Complex[np.ndarray, "N N"],
@@ -324,41 +325,43 @@ def beyond_mixture(
 ) -> float:
     """A lower bound for the relative error of Re((c_1 A + c_2 B)∘(αE + J)), over all complex c_1, c_2 and α."""
     terms = (first, first * wave, second, second * wave)
-    design = np.stack([part.ravel() for term in terms for part in (np.real(term), -np.imag(term))], axis=1)
+    design = np.stack([component.ravel() for term in terms for component in (np.real(term), -np.imag(term))], axis=1)
     return float(np.linalg.svd(design, compute_uv=False)[-1] / np.linalg.norm(logits))
 
 
-@search
+@counterexample_search
 def latent(rng: Generator, margins: Margins, tries: int = 200) -> None:
     size = 12
-    for width in BRANCHES:
-        turns = waves(rotary_frequencies(width, BASE).numpy(), size)
+    for width in BRANCH_WIDTHS:
+        phase_factors = phase_matrices(rotary_frequencies(width, BASE).numpy(), size)
         for _ in range(tries):
             x = rng.normal(size=(2, size, 2 * width))  # content and position
             maps = rng.normal(size=(4, width, 2 * width)) / np.sqrt(2 * width)
             parts = np.einsum("vdm,pnm->vpnd", maps, x)  # q^C, k^C, q^R, k^R, each of content and position
             q_content, k_content, q, k = parts.sum(1)
             logits = mla_logits(np.concatenate((q_content, q), 1), np.concatenate((k_content, k), 1), width)
-            pairs = paired(parts)
+            pairs = complex_pairs(parts)
             content = sum(a @ b.T for a in parts[0] for b in parts[1])
-            turned = [grams(a, b) * turns for a in pairs[2] for b in pairs[3]]
-            margins["own"].append(relative_error(content + np.sum(turned, (0, 1)).real - logits, logits))
-            both = np.concatenate((q, q), 1), np.concatenate((k, k), 1)
-            tied, each = mla_logits(*both, width), grams(paired(q), paired(k))
-            whole = each.sum(0)
-            margins["tied"].append(relative_error((each * (turns + 1)).sum(0).real - tied, tied))
+            rotated = [gram_matrices(a, b) * phase_factors for a in pairs[2] for b in pairs[3]]
+            margins["own"].append(relative_error(content + np.sum(rotated, (0, 1)).real - logits, logits))
+            doubled = np.concatenate((q, q), 1), np.concatenate((k, k), 1)
+            tied, pair_grams = mla_logits(*doubled, width), gram_matrices(complex_pairs(q), complex_pairs(k))
+            total_gram = pair_grams.sum(0)
+            margins["tied"].append(relative_error((pair_grams * (phase_factors + 1)).sum(0).real - tied, tied))
             if width == 2:
-                margins["identity"].append(beyond_scalar(tied, np.diag(np.diag(whole.real)), whole * turns[0]))
-                margins["ones-one"].append(relative_error((whole * (turns[0] + 1)).real - tied, tied))
-                own = grams(paired(q_content), paired(k_content)).sum(0)
-                margins["ones-own"].append(beyond_mixture(logits, own, whole, turns[0]))
+                margins["identity"].append(
+                    scalar_error(tied, np.diag(np.diag(total_gram.real)), total_gram * phase_factors[0])
+                )
+                margins["ones-one"].append(relative_error((total_gram * (phase_factors[0] + 1)).real - tied, tied))
+                content_gram = gram_matrices(complex_pairs(q_content), complex_pairs(k_content)).sum(0)
+                margins["ones-own"].append(mixture_bound(logits, content_gram, total_gram, phase_factors[0]))
             else:
-                margins["ones-many"].append(beyond_toeplitz(tied, whole.real, whole))
+                margins["ones-many"].append(toeplitz_error(tied, total_gram.real, total_gram))
 
 
 # ---- RollPE and URPE ------------------------------------------------------------------------------------------------
 
-ROLLED, SPEEDS, TOKENS = (3, 4, 7, 8, 16), (1, 2, 3), 16
+ROLLED_WIDTHS, SPEEDS, TOKENS = (3, 4, 7, 8, 16), (1, 2, 3), 16
 ROTATIONS = ("rope", "xpos", "rollpe")
 DEPTHS = (1, 3)
 
@@ -371,10 +374,10 @@ def rolled_logits(q: Vectors, k: Vectors, speed: int) -> Logits:
 
 def fourier_basis(width: int) -> Float[np.ndarray, "d wide"]:
     """The orthonormal real Fourier basis, a pair of columns a component: cosine and sine, or itself and zero."""
-    places = np.arange(width)
+    positions = np.arange(width)
     columns = []
     for component in range(width // 2 + 1):
-        angles = 2 * np.pi * component * places / width
+        angles = 2 * np.pi * component * positions / width
         single = 2 * component in (0, width)
         scale = np.sqrt((1 if single else 2) / width)
         columns += [scale * np.cos(angles), np.zeros(width) if single else scale * np.sin(angles)]
@@ -390,26 +393,26 @@ def rope_logits(q: Vectors, k: Vectors, speed: int) -> Logits:
     return rotated_logits(Rotary(frequencies[None], pairing="interleaved", **sizes), q @ basis, k @ basis)
 
 
-def no_rotation(width: int, speed: int) -> float:
+def rotation_defect(width: int, speed: int) -> float:
     """0 if the shift can be a rotation of pairs (even width, determinant 1), otherwise the deviation."""
     shift = np.roll(np.eye(width), speed, axis=0)
     return max(float(width % 2), abs(float(np.linalg.det(shift)) - 1))
 
 
-def spread(outputs: Float[Tensor, "N d"]) -> float:
+def relative_spread(outputs: Float[Tensor, "N d"]) -> float:
     """Largest difference of the outputs from the first one, relative to the largest entry."""
     return float((outputs - outputs[:1]).abs().max() / outputs.abs().max())
 
 
-def equal_tokens(encoding: str, depth: int, causal: bool, seed: int) -> Float[Tensor, "N d_model"]:
+def equal_token_outputs(encoding: str, depth: int, causal: bool, seed: int) -> Float[Tensor, "N d_model"]:
     """Outputs of a random decoder with large encoding parameters on one repeated token, by position."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         sizes = {"vocab_size": 4, "d_model": 16, "d_ff": 32, "num_layers": depth, "num_heads": 2, "max_len": TOKENS}
         config = sizes | {"encoding": encoding, "causal": causal, "readout": "mean"}
         model = Decoder(DecoderConfig.model_validate(config)).double().eval()
-        stretch(model.encoding)
-        x, context = model.begin(torch.full((1, TOKENS), seed % 4))
+        stretch_parameters(model.encoding)
+        x, context = model.start_pass(torch.full((1, TOKENS), seed % 4))
         for layer in range(depth):
             x = model.block(layer).finish(*model.layer_heads(layer, x, context, fused=False))
         return x[0]
@@ -418,9 +421,9 @@ def equal_tokens(encoding: str, depth: int, causal: bool, seed: int) -> Float[Te
 def urpe_outputs(target: Float[np.ndarray, "N"], causal: bool) -> Float[np.ndarray, "N"]:
     """Output of our URPE attention on equal tokens with value 1, with factors fitted to ``target`` by least squares."""
     size = len(target)
-    encoding = one_head("urpe", 4, size, base="none")
+    encoding = build_one_head("urpe", 4, size, base="none")
     assert isinstance(encoding, URPE)
-    places = torch.arange(size)
+    positions = torch.arange(size)
     visible = torch.ones(size, size, dtype=torch.float64)
     weights = visible.tril() if causal else visible
     weights = weights / weights.sum(-1, keepdim=True)
@@ -429,26 +432,26 @@ def urpe_outputs(target: Float[np.ndarray, "N"], causal: bool) -> Float[np.ndarr
     np.add.at(design, (np.arange(size)[:, None], columns), weights.numpy())
     with torch.no_grad():
         encoding.factors.weight[:, 0] = torch.from_numpy(np.linalg.lstsq(design, target, rcond=None)[0])
-        return encoding.transform_weights(weights[None, None], places, places)[0, 0].sum(-1).numpy()
+        return encoding.transform_weights(weights[None, None], positions, positions)[0, 0].sum(-1).numpy()
 
 
-@search
+@counterexample_search
 def related(rng: Generator, margins: Margins, tries: int = 200, depths: Sizes = DEPTHS) -> None:
     """``tries`` targets, a quarter of it vectors of each width and speed, a fortieth models of each kind."""
-    for width in ROLLED:
+    for width in ROLLED_WIDTHS:
         for speed in SPEEDS:
-            margins["own-width"].append(no_rotation(width, speed))
-            rollpe = one_head("rollpe", width, TOKENS, speed=float(speed))
+            margins["own-width"].append(rotation_defect(width, speed))
+            rollpe = build_one_head("rollpe", width, TOKENS, speed=float(speed))
             for _ in range(tries // 4):
                 q, k = rng.normal(size=(2, TOKENS, width))
-                wanted = rolled_logits(q, k, speed)
-                margins["rolled"].append(relative_error(rope_logits(q, k, speed) - wanted, wanted))
-                margins["encoding"].append(relative_error(rotated_logits(rollpe, q, k) - wanted, wanted))
+                expected = rolled_logits(q, k, speed)
+                margins["rolled"].append(relative_error(rope_logits(q, k, speed) - expected, expected))
+                margins["encoding"].append(relative_error(rotated_logits(rollpe, q, k) - expected, expected))
     for name, encodings in (("bias-equal", BIASES), ("rotation-equal", ROTATIONS)):
         for encoding, depth, causal in product(encodings, depths, (True, False)):
             for _ in range(max(1, tries // 40)):
-                outputs = equal_tokens(encoding, depth, causal, int(rng.integers(2**31)))
-                margins[name].append(spread(outputs))
+                outputs = equal_token_outputs(encoding, depth, causal, int(rng.integers(2**31)))
+                margins[name].append(relative_spread(outputs))
     for causal in (True, False):
         for target in (np.arange(TOKENS) / TOKENS, *rng.normal(size=(tries, TOKENS))):
             margins["factors"].append(relative_error(urpe_outputs(target, causal) - target, target))

@@ -12,12 +12,22 @@ import numpy as np
 
 from toeplens.papers.mathematics.statements import DATA, UNIVERSAL, Record
 from toeplens.papers.mathematics.study import Theory
-from toeplens.papers.mathematics.trained import LABELS, STATES
-from toeplens.report.charts import alt, curves, data, grid, looks, names, number, reference, tooltip
-from toeplens.report.page import Figure, Ledger, Page, Section, ledger, run_table
+from toeplens.papers.mathematics.trained_models import LABELS, STATES
+from toeplens.report.charts import (
+    alt,
+    chart_data,
+    color_shape,
+    facet_grid,
+    line_chart,
+    nominal,
+    numeric,
+    ref_lines,
+    tooltip,
+)
+from toeplens.report.page import Figure, Ledger, Page, Section, entries_by_claim, run_table
 from toeplens.report.theme import Style, style
-from toeplens.studies import RULE, Entry
-from toeplens.studies.kit.verdicts import ENOUGH, OPEN, verdict_text
+from toeplens.studies import RULE, LedgerEntry
+from toeplens.studies.kit.verdicts import MIN_SEEDS, OPEN_VERDICTS, verdict_text
 
 _TOPICS = {
     "distance": "Toeplitz and cross terms",
@@ -50,21 +60,21 @@ _NEIGHBOURS = (
 
 def theory_page(theory: Theory) -> Page:
     """The page of the mathematics."""
-    records = {name: list(each) for name, each in theory.records.items() if each}
+    records = {name: list(group) for name, group in theory.records.items() if group}
     claims = Section(
         "Which statements hold?",
-        [Ledger(ledger(theory.entries), what="Statement")],
+        [Ledger(entries_by_claim(theory.entries), item_name="Statement")],
         [
             Section("How verdicts are made", [UNIVERSAL, RULE]),
             Section("How it was run", [run_table(theory.environment)]),
         ],
         id="claims",
     )
-    warnings = [] if theory.complete else [f"{theory.progress}. Missing records leave statements undecided."]
-    if theory.seeds < ENOUGH:
+    warnings = [] if theory.is_complete else [f"{theory.progress}. Missing records leave statements undecided."]
+    if theory.seeds < MIN_SEEDS:
         warnings.append(
-            f"{theory.seeds} {'seeds' if theory.seeds > 1 else 'seed'}: statements about trained heads need {ENOUGH} "
-            "seeds, so what is said about them is only indicative."
+            f"{theory.seeds} {'seeds' if theory.seeds > 1 else 'seed'}: statements about trained heads need "
+            f"{MIN_SEEDS} seeds, so what is said about them is only indicative."
         )
     return Page(
         "theory",
@@ -83,109 +93,114 @@ def theory_page(theory: Theory) -> Page:
     )
 
 
-def _form(entry: Entry) -> str:
+def _statement_form(entry: LedgerEntry) -> str:
     corrected = "corrected" in entry.claim.source or entry.claim.id.endswith("-corrected")
     return _CORRECTED if corrected else _PUBLISHED
 
 
-def _verdict(entry: Entry) -> str:
-    return "open" if entry.verdict in OPEN else entry.verdict
+def _display_verdict(entry: LedgerEntry) -> str:
+    return "open" if entry.verdict in OPEN_VERDICTS else entry.verdict
 
 
 def _answer(theory: Theory, records: Mapping[str, list[Record]]) -> str:
     """How many statements hold, and the numbers of the central one."""
-    said = []
+    counts_texts = []
     for form, words in ((_PUBLISHED, "as published"), (_CORRECTED, "in a corrected form")):
-        tally = Counter(_verdict(entry) for entry in theory.entries if _form(entry) == form)
+        tally = Counter(_display_verdict(entry) for entry in theory.entries if _statement_form(entry) == form)
         counts = [f"{tally[verdict]} {plural}" for verdict, plural in _PLURALS.items() if tally[verdict]]
-        said.append(f"of {tally.total()} statements {words}, {', '.join(counts)}")
-    text = f"{'; '.join(said).capitalize()}."
+        counts_texts.append(f"of {tally.total()} statements {words}, {', '.join(counts)}")
+    text = f"{'; '.join(counts_texts).capitalize()}."
     if "contraction" in records:
-        sizes, found = records["contraction"][0]["sizes"], _over(records["contraction"], "free", "ratio_found")
-        mean = _over(records["contraction"], "sizes", "width_ratio")[:, -1, -1]
+        sizes = records["contraction"][0]["sizes"]
+        ratios = _values_by_seed(records["contraction"], "free", "ratio_found")
+        mean = _values_by_seed(records["contraction"], "sizes", "width_ratio")[:, -1, -1]
         text += (
             f" Its main claim, spectral contraction, fails as published: the product with a matrix of phases can "
-            f"be {found.max():.2f} times as wide. The mean over RoPE’s frequencies is narrower: {mean.mean():.2f} of "
-            "the width "
-            f"({mean.min():.2f} to {mean.max():.2f} over {len(mean)} seeds; {sizes['head_dims'][-1]} dimensions, "
-            f"{sizes['lengths'][-1]} positions)."
+            f"be {ratios.max():.2f} times as wide. The mean over RoPE’s frequencies is narrower: {mean.mean():.2f} of "
+            f"the width ({mean.min():.2f} to {mean.max():.2f} over {len(mean)} seeds; {sizes['head_dims'][-1]} "
+            f"dimensions, {sizes['lengths'][-1]} positions)."
         )
     return text
 
 
-def verdicts_chart(entries: Sequence[Entry]) -> Any:
+def verdicts_chart(entries: Sequence[LedgerEntry]) -> Any:
     """A mark per statement, by topic: those as published on the left, those corrected on the right."""
-    topics = {claim["id"]: _TOPICS[name] for name, each in DATA["experiments"].items() for claim in each["claims"]}
-    order = [each.title for each in _VERDICTS]
+    topics = {claim["id"]: _TOPICS[name] for name, item in DATA["experiments"].items() for claim in item["claims"]}
+    order = [item.title for item in _VERDICTS]
     rows: list[dict[str, Any]] = []
-    for entry in sorted(entries, key=lambda entry: order.index(_verdict(entry))):
-        place = {"topic": topics[entry.claim.id], "form": _form(entry)}
-        at = 1 + sum((row["topic"], row["form"]) == tuple(place.values()) for row in rows)
+    for entry in sorted(entries, key=lambda entry: order.index(_display_verdict(entry))):
+        keys = {"topic": topics[entry.claim.id], "form": _statement_form(entry)}
+        index = 1 + sum((row["topic"], row["form"]) == tuple(keys.values()) for row in rows)
         words = {"statement": entry.claim.statement, "source": entry.claim.source}
-        rows.append({**place, "at": at, "series": _verdict(entry), **words, "verdict": verdict_text(entry.verdict)})
-    second = max((row["at"] for row in rows if row["form"] == _PUBLISHED), default=0) + 1
-    rows = [row | {"at": row["at"] + second} if row["form"] == _CORRECTED else row for row in rows]
-    last = max((row["at"] for row in rows), default=1)
-    x = alt.X(**number("at", "", domain=[0.5, last + 0.5], labels=False, grid=False, tickCount=0))
-    y = alt.Y(**names("topic", _TOPICS.values()))
-    styles = [each for each in _VERDICTS if any(row["series"] == each.title for row in rows)]
-    marks = alt.Chart(data(rows)).mark_point(size=110, opacity=1).encode(x=x, y=y, **looks("series", styles))
+        words |= {"series": _display_verdict(entry), "verdict": verdict_text(entry.verdict)}
+        rows.append({**keys, "at": index, **words})
+    corrected_start = max((row["at"] for row in rows if row["form"] == _PUBLISHED), default=0) + 1
+    rows = [row | {"at": row["at"] + corrected_start} if row["form"] == _CORRECTED else row for row in rows]
+    last_column = max((row["at"] for row in rows), default=1)
+    x = alt.X(**numeric("at", "", domain=[0.5, last_column + 0.5], labels=False, grid=False, tickCount=0))
+    y = alt.Y(**nominal("topic", _TOPICS.values()))
+    styles = [item for item in _VERDICTS if any(row["series"] == item.title for row in rows)]
+    marks = alt.Chart(chart_data(rows)).mark_point(size=110, opacity=1)
+    marks = marks.encode(x=x, y=y, **color_shape("series", styles))
     marks = marks.encode(tooltip=tooltip(statement="Statement", source="Source", verdict="Verdict"))
-    heads = alt.Chart(data([{"at": 0.7, "text": _PUBLISHED}, {"at": second + 0.7, "text": _CORRECTED}]))
-    heads = heads.mark_text(align="left", dy=-10, fontWeight=600).encode(x=x, y=alt.value(0), text="text:N")
-    return alt.layer(heads, marks).properties(height=24 * len({row["topic"] for row in rows}))
+    labels = [{"at": 0.7, "text": _PUBLISHED}, {"at": corrected_start + 0.7, "text": _CORRECTED}]
+    headings = alt.Chart(chart_data(labels))
+    headings = headings.mark_text(align="left", dy=-10, fontWeight=600).encode(x=x, y=alt.value(0), text="text:N")
+    return alt.layer(headings, marks).properties(height=24 * len({row["topic"] for row in rows}))
 
 
-def _over(records: list[Record], *path: str) -> np.ndarray:
+def _values_by_seed(records: list[Record], *path: str) -> np.ndarray:
     """A table of numbers for each seed."""
     return np.array([np.asarray(reduce(getitem, path, record), dtype=float) for record in records])
 
 
-def _rows(xs: Iterable[Any], series: Mapping[str, np.ndarray], **more: str) -> list[dict[str, Any]]:
+def _mean_rows(xs: Iterable[Any], series: Mapping[str, np.ndarray], **more: str) -> list[dict[str, Any]]:
     """A row per point of each series, with its mean and its range over seeds (the first dimension)."""
     return [
-        {"x": float(x), "series": name, "value": at.mean(), "low": at.min(), "high": at.max(), **more}
+        {"x": float(x), "series": name, "value": column.mean(), "low": column.min(), "high": column.max(), **more}
         for name, values in series.items()
-        for x, at in zip(xs, values.T, strict=True)
+        for x, column in zip(xs, values.T, strict=True)
     ]
 
 
-def _curves(rows: list[dict[str, Any]], x: dict[str, Any], y: dict[str, Any], **options: Any) -> Any:
+def _curve_chart(rows: list[dict[str, Any]], x: dict[str, Any], y: dict[str, Any], **options: Any) -> Any:
     """Curves with bands; a logarithmic horizontal axis has a tick per point."""
     xs = sorted({row["x"] for row in rows})
     if x.get("scale", {}).get("type") == "log":
-        x = number("x", x["title"], kind="log", values=xs, domain=[xs[0] / 1.1, xs[-1] * 1.1])
+        x = numeric("x", x["title"], kind="log", values=xs, domain=[xs[0] / 1.1, xs[-1] * 1.1])
     styles = [style(name, index=n) for n, name in enumerate(dict.fromkeys(row["series"] for row in rows))]
-    return curves(rows, x, y, styles, low="low", high="high", **options)
+    return line_chart(rows, x, y, styles, low="low", high="high", **options)
 
 
-def _contraction(records: Mapping[str, list[Record]]) -> Section:
-    found, details = records["contraction"], []
-    sizes, ratios = found[0]["sizes"], _over(found, "sizes", "width_ratio")
+def _contraction_section(records: Mapping[str, list[Record]]) -> Section:
+    results, details = records["contraction"], []
+    sizes, ratios = results[0]["sizes"], _values_by_seed(results, "sizes", "width_ratio")
     kinds = {
         "widest found, W positive definite": "ratio_found",
         "widest known, symbol of W positive": "ratio_known_positive",
         "upper bound √(N/2)": "ratio_bound",
     }
-    series = {title: _over(found, "free", name) for title, name in kinds.items()}
-    n, same = number("x", "N", kind="log"), {"same width": 1}
-    width = number("value", "width of W∘E / width of W", kind="log")
-    one = _curves(_rows(found[0]["free"]["searched_sizes"], series), n, width, levels=same)
-    series = {f"N = {length}": ratios[:, at] for at, length in enumerate(sizes["lengths"])}
-    width = number("value", "width of W∘Ē / width of W", zero=False)
-    mean = _curves(_rows(sizes["head_dims"], series), n | {"title": "head dimension"}, width, levels=same)
+    series = {title: _values_by_seed(results, "free", name) for title, name in kinds.items()}
+    n, equal_width = numeric("x", "N", kind="log"), {"same width": 1}
+    width = numeric("value", "width of W∘E / width of W", kind="log")
+    free_chart = _curve_chart(_mean_rows(results[0]["free"]["searched_sizes"], series), n, width, levels=equal_width)
+    series = {f"N = {length}": ratios[:, index] for index, length in enumerate(sizes["lengths"])}
+    width = numeric("value", "width of W∘Ē / width of W", zero=False)
+    dims = n | {"title": "head dimension"}
+    mean_chart = _curve_chart(_mean_rows(sizes["head_dims"], series), dims, width, levels=equal_width)
     if "phases" in records:
         phases, ranges = records["phases"], records["phases"][0]["ranges"]
-        rows = _rows(ranges["sizes"], {"widest f found by search": _over(phases, "ranges", "ratio_program")})
-        rows += _rows(ranges["fejer_sizes"], {"widest known f": _over(phases, "ranges", "ratio_fejer")})
-        y, levels = number("value", "range of f / range of g", zero=False), {"same range": 1, "4/π": 4 / np.pi}
-        figure = Figure("ranges", "Range of f against g", _curves(rows, n, y, levels=levels), _BAND)
+        widest = _values_by_seed(phases, "ranges", "ratio_program")
+        rows = _mean_rows(ranges["sizes"], {"widest f found by search": widest})
+        rows += _mean_rows(ranges["fejer_sizes"], {"widest known f": _values_by_seed(phases, "ranges", "ratio_fejer")})
+        y, levels = numeric("value", "range of f / range of g", zero=False), {"same range": 1, "4/π": 4 / np.pi}
+        figure = Figure("ranges", "Range of f against g", _curve_chart(rows, n, y, levels=levels), _BAND)
         details.append(Section("Lemma B.1: is the range of g never below that of f?", [figure]))
     return Section(
         "Does a rotation narrow the spectrum of W?",
         [
-            Figure("free", "One phase per offset, as in the paper: it can widen", one, _BAND),
-            Figure("averaged", "Mean over RoPE’s frequencies, random W: it narrows", mean, _BAND),
+            Figure("free", "One phase per offset, as in the paper: it can widen", free_chart, _BAND),
+            Figure("averaged", "Mean over RoPE’s frequencies, random W: it narrows", mean_chart, _BAND),
             f"A rotation by one frequency ({sizes['head_dims'][0]} dimensions) keeps {ratios[:, :, 0].mean():.3f} of "
             "the width. Only the mean over several frequencies narrows it.",
         ],
@@ -193,36 +208,31 @@ def _contraction(records: Mapping[str, list[Record]]) -> Section:
     )
 
 
-def _heads(records: Mapping[str, list[Record]]) -> Section:
-    found, encodings = records["heads"], {"rope": "RoPE", "alibi": "ALiBi"}
-    widths = _states(found, encodings, "width")
+def _heads_section(records: Mapping[str, list[Record]]) -> Section:
+    results, encodings = records["heads"], {"rope": "RoPE", "alibi": "ALiBi"}
+    widths = _state_rows(results, encodings, "width")
     trained = [row for row in widths if row["state"] == STATES[-1]]
-    told = []
+    sentences = []
     for name in encodings.values():
         narrower = [row["value"] < 1 for row in trained if row["series"] == name]
         if narrower:
-            told.append(f"{name} narrows the range in {sum(narrower)} of {len(narrower)} trained heads.")
-    absent = [
-        f"{label} {state}"
-        for record in found
-        for label in LABELS
-        for state in STATES
-        if f"{label} {state}" not in record
-    ]
-    if absent:
-        told.append(f"{len(absent)} models diverged or are missing: {', '.join(dict.fromkeys(absent))}.")
-    width = number("value", "range with position / without", kind="log")
+            sentences.append(f"{name} narrows the range in {sum(narrower)} of {len(narrower)} trained heads.")
+    names = [f"{label} {state}" for label in LABELS for state in STATES]
+    missing = [name for record in results for name in names if name not in record]
+    if missing:
+        sentences.append(f"{len(missing)} models diverged or are missing: {', '.join(dict.fromkeys(missing))}.")
+    width = numeric("value", "range with position / without", kind="log")
     chart = strip_chart(widths, width, {"same range": 1})
-    errors = _states(found, {"rope": "RoPE"}, "phase_error")
-    error = strip_chart(errors, number("value", "relative error of the logits"), {"threshold 0.05": 0.05})
-    curve = _states(found, {"learned": "a learned table"}, "curve", "neighbour_error")
+    errors = _state_rows(results, {"rope": "RoPE"}, "phase_error")
+    error = strip_chart(errors, numeric("value", "relative error of the logits"), {"threshold 0.05": 0.05})
+    curve = _state_rows(results, {"learned": "a learned table"}, "curve", "neighbour_error")
     levels = {"three quarters of the variance": 0.5, "none of it": 1.0}
-    points = strip_chart(curve, number("value", "neighbour error"), levels)
+    points = strip_chart(curve, numeric("value", "neighbour error"), levels)
     return Section(
         "Do the heads of trained models behave so?",
         [
             Figure("range", "Eigenvalue range of a head’s logits", chart, "Each mark is a head of one seed’s model."),
-            " ".join(told),
+            " ".join(sentences),
         ],
         [
             Section(
@@ -237,22 +247,18 @@ def _heads(records: Mapping[str, list[Record]]) -> Section:
     )
 
 
-def _states(records: list[Record], encodings: Mapping[str, str], *path: str) -> list[dict[str, Any]]:
+def _state_rows(records: list[Record], encodings: Mapping[str, str], *path: str) -> list[dict[str, Any]]:
     """Numbers of untrained and trained models, a row per head (or per model); ``at`` counts those of a column."""
     rows = []
     for label, title in encodings.items():
         for state in STATES:
-            own = [
-                (seed, record[f"{label} {state}"])
-                for seed, record in enumerate(records)
-                if f"{label} {state}" in record
-            ]
-            values = [
-                (seed, head, v) for seed, each in own for head, v in enumerate(np.ravel(reduce(getitem, path, each)))
-            ]
-            for at, (seed, head, value) in enumerate(values):
-                place = {"series": title, "state": state, "at": f"{title} {at:03d}", "seed": seed + 1, "head": head + 1}
-                rows.append({**place, "value": float(value)})
+            name = f"{label} {state}"
+            by_seed = [(seed, r[name]) for seed, r in enumerate(records, 1) if name in r]
+            tables = ((seed, np.ravel(reduce(getitem, path, measures))) for seed, measures in by_seed)
+            values = [(seed, head, v) for seed, table in tables for head, v in enumerate(table, 1)]
+            for index, (seed, head, value) in enumerate(values):
+                keys = {"series": title, "state": state, "at": f"{title} {index:03d}", "seed": seed, "head": head}
+                rows.append({**keys, "value": float(value)})
     return rows
 
 
@@ -260,52 +266,56 @@ def strip_chart(rows: list[dict[str, Any]], y: Mapping[str, Any], levels: Mappin
     """A mark per head or model, untrained and trained side by side."""
     titles = dict.fromkeys(row["series"] for row in rows)
     styles = [style(title, title.lower(), index=n) for n, title in enumerate(titles)]
-    offset = alt.XOffset(**names("at", sorted({row["at"] for row in rows})))
+    offset = alt.XOffset(**nominal("at", sorted({row["at"] for row in rows})))
     tips = tooltip(series="Encoding", state="Model", seed="Seed number", head="Head", value="Value|.3f")
-    marks = alt.Chart(data(rows)).mark_point().encode(x=alt.X(**names("state", STATES)), y=alt.Y(**y), xOffset=offset)
-    return alt.layer(reference(levels), marks.encode(tooltip=tips, **looks("series", styles)))
+    x = alt.X(**nominal("state", STATES))
+    marks = alt.Chart(chart_data(rows)).mark_point().encode(x=x, y=alt.Y(**y), xOffset=offset)
+    return alt.layer(ref_lines(levels), marks.encode(tooltip=tips, **color_shape("series", styles)))
 
 
-def _expressiveness(records: Mapping[str, list[Record]]) -> Section:
-    found, rows = records["expressiveness"], []
+def _expressiveness_section(records: Mapping[str, list[Record]]) -> Section:
+    results, rows = records["expressiveness"], []
     kinds = {"additive": "additive", "additive, any width": "bound", "RoPE": "rotary", "RoPE, one angle": "one_angle"}
-    widths = sorted({row["width"] for row in found[0]["rows"] if row["width"] >= 4})[:3]
+    widths = sorted({row["width"] for row in results[0]["rows"] if row["width"] >= 4})[:3]
     for width in widths:
-        own = [[r for r in each["rows"] if (r["family"], r["width"]) == ("random", width)] for each in found]
-        series = {title: np.array([[r["means"][key][0] for r in seed] for seed in own]) for title, key in kinds.items()}
-        rows += _rows([row["constraints"] for row in own[0]], series, width=f"width {width}")
-    x, y = number("x", "wanted signs (content pair and offset)"), number("value", "share satisfied", format=".0%")
-    chart = grid(_curves(rows, x, y), "width", [row["width"] for row in rows])
+        groups = [[r for r in record["rows"] if (r["family"], r["width"]) == ("random", width)] for record in results]
+        series = {
+            name: np.array([[r["means"][key][0] for r in seed] for seed in groups]) for name, key in kinds.items()
+        }
+        rows += _mean_rows([row["constraints"] for row in groups[0]], series, width=f"width {width}")
+    x, y = numeric("x", "wanted signs (content pair and offset)"), numeric("value", "share satisfied", format=".0%")
+    chart = facet_grid(_curve_chart(rows, x, y), "width", [row["width"] for row in rows])
     rotary, additive = (
         {row["x"]: row["value"] for row in rows if (row["series"], row["width"]) == (name, rows[-1]["width"])}
         for name in ("RoPE", "additive, any width")
     )
-    most = max(rotary, key=lambda x: rotary[x] - additive[x])
+    best_x = max(rotary, key=lambda x: rotary[x] - additive[x])
     text = (
-        f"The gap is largest for {most:.0f} wanted signs at {rows[-1]['width']}: RoPE satisfies {rotary[most]:.0%} of "
-        f"the instances, an additive encoding of any width at most {additive[most]:.0%}."
+        f"The gap is largest for {best_x:.0f} wanted signs at {rows[-1]['width']}: RoPE satisfies {rotary[best_x]:.0%} "
+        f"of the instances, an additive encoding of any width at most {additive[best_x]:.0%}."
     )
     caption = f"Share of random instances that can be satisfied, found by search; any width: exact. {_BAND}"
     return Section("Can RoPE express more?", [Figure("signs", "Random signs", chart, caption), text])
 
 
-def _separation(records: Mapping[str, list[Record]]) -> Section:
-    found, rows = records["estimators"], []
+def _separation_section(records: Mapping[str, list[Record]]) -> Section:
+    results, rows = records["estimators"], []
     titles = {"predictor": "predictor of a planted kernel", "frequencies": "frequencies of planted sinusoids"}
     kinds = {"separate content": "own", "shared content": "shared"}
     for key, title in titles.items():
-        series = {name: np.maximum(_over(found, "levinson", kind, key), 1e-16) for name, kind in kinds.items()}
-        rows += _rows(found[0]["levinson"]["sizes"], series, what=title)
-    y = number("value", "relative error", kind="log", format=".0e", tickCount=6)
-    chart = grid(_curves(rows, number("x", "content / position"), y), "what", titles.values(), columns=2)
+        errors = {name: _values_by_seed(results, "levinson", kind, key) for name, kind in kinds.items()}
+        series = {name: np.maximum(values, 1e-16) for name, values in errors.items()}
+        rows += _mean_rows(results[0]["levinson"]["sizes"], series, what=title)
+    y = numeric("value", "relative error", kind="log", format=".0e", tickCount=6)
+    chart = facet_grid(_curve_chart(rows, numeric("x", "content / position"), y), "what", titles.values(), columns=2)
     text = "Exact without content. Content that queries and keys share adds noise at distance 0 and prevents recovery."
     parts = [Figure("levinson", "Errors of Levinson’s recursion", chart, _BAND), text]
     return Section("Can position be separated from content?", parts)
 
 
 _SECTIONS: dict[str, Callable[[Mapping[str, list[Record]]], Section]] = {
-    "contraction": _contraction,
-    "heads": _heads,
-    "expressiveness": _expressiveness,
-    "estimators": _separation,
+    "contraction": _contraction_section,
+    "heads": _heads_section,
+    "expressiveness": _expressiveness_section,
+    "estimators": _separation_section,
 }

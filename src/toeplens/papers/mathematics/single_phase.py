@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
-from toeplens.ground import InputError, invalid
+from toeplens.utils import InputError, invalid
 
 QUARTILES = (0.25, 0.5, 0.75)
 _ROUNDING = 64 * np.finfo(np.float64).eps  # a sum below this share of its terms' moduli has no phase
@@ -74,15 +74,15 @@ def single_phase(
         raise invalid("q", "have at least one position and one pair", got=f"shape {list(queries.shape)}")
     thetas = np.broadcast_to(thetas, (*heads, width)).reshape(-1, width)
     rows, columns = np.tril_indices(size) if causal else np.indices((size, size)).reshape(2, -1)
-    found = [
-        _head(*head, rows, columns)
+    measures = [
+        _measure_head(*head, rows, columns)
         for head in zip(queries.reshape(-1, size, width), keys.reshape(-1, size, width), thetas, strict=True)
     ]
-    stacked = {name: np.stack([head[name] for head in found]) for name in found[0]}
+    stacked = {name: np.stack([head[name] for head in measures]) for name in measures[0]}
     return SinglePhase(**{name: values.reshape((*heads, *values.shape[1:])) for name, values in stacked.items()})
 
 
-def _head(
+def _measure_head(
     q: Complex[np.ndarray, "N n"],
     k: Complex[np.ndarray, "N n"],
     frequencies: Float[np.ndarray, "n"],
@@ -90,38 +90,38 @@ def _head(
     columns: Int[np.ndarray, "pairs"],
 ) -> dict[str, np.ndarray | np.float64]:
     """The measures of one head, by field of `SinglePhase`."""
-    turns = np.exp(1j * np.arange(len(q))[:, None] * frequencies)
-    rotated = ((q * turns) @ (k * turns).conj().T)[rows, columns]
+    phase_factors = np.exp(1j * np.arange(len(q))[:, None] * frequencies)
+    rotated = ((q * phase_factors) @ (k * phase_factors).conj().T)[rows, columns]
     gram = (q @ k.conj().T)[rows, columns]
     moduli = (np.abs(q) @ np.abs(k).T)[rows, columns]
-    place = rows - columns
-    place -= place.min()
+    diagonal = rows - columns
+    diagonal -= diagonal.min()
     logits, a, b = np.real(rotated), np.real(gram), np.imag(gram)
     product = rotated * gram.conj()
 
     def sums(values: Float[np.ndarray, "pairs"]) -> Float[np.ndarray, "M"]:
-        return np.bincount(place, values)
+        return np.bincount(diagonal, values)
 
     # with u = (cos phi, sin phi): sum (L - Re(W e^(i phi)))^2 = sum L^2 - 2 g.u + u.G u
     g = np.stack((sums(logits * a), -sums(logits * b)), -1)
     squares = np.stack((sums(a * a), -sums(a * b), -sums(a * b), sums(b * b)), -1).reshape(-1, 2, 2)
     best = _best_phases(squares, g)
-    turned, fixed = np.abs(rotated) > _ROUNDING * moduli, np.abs(gram) > _ROUNDING * moduli
-    known = turned & fixed
+    has_rotated, has_gram = np.abs(rotated) > _ROUNDING * moduli, np.abs(gram) > _ROUNDING * moduli
+    known = has_rotated & has_gram
     phasors = np.zeros_like(product)
     phasors[known] = product[known] / np.abs(product[known])
     counts = sums(known.astype(float))
     with np.errstate(invalid="ignore", divide="ignore"):
         coherence = (np.abs(rotated) / moduli)[moduli > 0]
-        modulus = np.where(fixed, np.abs(rotated) / np.abs(gram), np.inf)[turned | fixed]
+        modulus = np.where(has_gram, np.abs(rotated) / np.abs(gram), np.inf)[has_rotated | has_gram]
         resultants = np.hypot(sums(np.real(phasors)), sums(np.imag(phasors))) / counts
-        rest = logits - np.real(gram * np.exp(1j * best)[place])
+        residual = logits - np.real(gram * np.exp(1j * best)[diagonal])
         return {
             "coherence": np.divide(coherence.sum(), coherence.size),
             # without interpolation, so that infinite values do no harm
             "modulus": np.quantile(modulus if modulus.size else [np.nan], QUARTILES, method="inverted_cdf"),
             "concentration": np.sqrt(np.nansum(counts * resultants**2) / counts.sum()),
-            "error": np.sqrt(np.sum(rest**2) / np.sum(logits**2)),
+            "error": np.sqrt(np.sum(residual**2) / np.sum(logits**2)),
             "phases": np.where(np.trace(squares, axis1=1, axis2=2) > 0, best, np.nan),
         }
 

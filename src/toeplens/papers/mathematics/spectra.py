@@ -45,7 +45,7 @@ from scipy.optimize import linprog, minimize
 
 from toeplens.encodings.kit import rotary_frequencies
 from toeplens.lens.toeplitz.spectrum import szego
-from toeplens.papers.mathematics.statements import ROUNDING, Margins, Record, Sizes, search, short
+from toeplens.papers.mathematics.statements import ROUNDING, Margins, Record, Sizes, counterexample_search, round_values
 
 Matrices = Inexact[np.ndarray, "*B N N"]
 Columns = Inexact[np.ndarray, "*B N"]
@@ -63,7 +63,7 @@ def longest_hole(eigenvalues: Float[np.ndarray, "N"], low: float, high: float) -
     return float(np.diff(np.concatenate(([low], inside, [high]))).max() / (high - low))
 
 
-@search
+@counterexample_search
 def filling(rng: Generator, margins: Margins, tries: int = 20, sizes: Sizes = SIZES) -> Record:
     """``tries`` kernels of each degree; ``holes``: for each degree the mean longest hole by N."""
     holes = np.zeros((len(DEGREES), len(sizes)))
@@ -78,8 +78,8 @@ def filling(rng: Generator, margins: Margins, tries: int = 20, sizes: Sizes = SI
         for _ in range(tries):
             half = rng.normal(size=degree) + 1j * rng.normal(size=degree)
             kernel = np.concatenate((half[::-1].conj(), [rng.normal()], half))  # a_δ for δ = -m to m
-            found = szego(kernel, [sizes[0]])
-            ends = found.symbol_low, found.symbol_high
+            limits = szego(kernel, [sizes[0]])
+            ends = limits.symbol_low, limits.symbol_high
             for column, size in enumerate(sizes):
                 values = np.asarray(eigvals_banded(np.repeat(kernel[degree:, None], size, axis=1), lower=True))
                 holes[row, column] += hole(values, *ends, "filled", (2 * degree + 1) * degree * np.pi / size) / tries
@@ -90,69 +90,69 @@ def filling(rng: Generator, margins: Margins, tries: int = 20, sizes: Sizes = SI
         slope = np.abs(np.gradient(symbol, angles)).max() / (high - low)
         for size in sizes:
             hole(eigvalsh(toeplitz(rate ** np.arange(size))), low, high, "decaying", 2 * np.pi / (size + 1) * slope)
-    return {"holes": {"degrees": list(DEGREES), "sizes": list(sizes), "lengths": short(holes)}}
+    return {"holes": {"degrees": list(DEGREES), "sizes": list(sizes), "lengths": round_values(holes)}}
 
 
 # ---- Lemma B.1: amplitudes and ranges of trigonometric sums with free phases ----------------------------------------
 
-ALIGNED = 1e-7  # radians
-COUNTS = (2, 3, 4, 6, 8, 12, 16)  # of terms
-FEJER = (2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256)
-ROWS = (4, 8, 16, 32, 64, 128, 256)
+ALIGNMENT_TOLERANCE = 1e-7  # radians
+TERM_COUNTS = (2, 3, 4, 6, 8, 12, 16)  # of terms
+FEJER_SIZES = (2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256)
+MATRIX_SIZES = (4, 8, 16, 32, 64, 128, 256)
 
 
-def hermitian(column: Columns) -> Matrices:
+def hermitian_toeplitz(column: Columns) -> Matrices:
     """The Hermitian Toeplitz matrix with this first column: a_(i-j) below the diagonal, its conjugate above."""
     offsets = np.subtract.outer(np.arange(column.shape[-1]), np.arange(column.shape[-1]))
     matrix = column[..., np.abs(offsets)]
     return np.where(offsets >= 0, matrix, matrix.conj())
 
 
-def peak(coefficients: Columns) -> Float[np.ndarray, "*B"]:
+def max_value(coefficients: Columns) -> Float[np.ndarray, "*B"]:
     """max over θ of 2 Re Σ_i c_i e^{iiθ}, to rounding: an FFT grid of 16N, then Newton from its 8 highest peaks."""
     size = coefficients.shape[-1]
     flat = coefficients.reshape(-1, size)
     count = 16 * size
     values = 2 * count * np.fft.ifft(flat, count, axis=-1).real
-    tops = (values >= np.roll(values, 1, -1)) & (values >= np.roll(values, -1, -1))
-    places = np.argpartition(np.where(tops, values, -np.inf), -8, axis=-1)[:, -8:]
-    angles, best = 2 * np.pi * places / count, values.max(-1)
+    is_peak = (values >= np.roll(values, 1, -1)) & (values >= np.roll(values, -1, -1))
+    peak_indices = np.argpartition(np.where(is_peak, values, -np.inf), -8, axis=-1)[:, -8:]
+    angles, best = 2 * np.pi * peak_indices / count, values.max(-1)
     index = np.arange(size)
     for _ in range(7):
         terms = flat[:, None] * np.exp(1j * angles[..., None] * index)
         best = np.maximum(best, 2 * terms.real.sum(-1).max(-1))
-        slope, bend = -(terms.imag @ index), -(terms.real @ index**2)
-        step = np.divide(-slope, bend, out=np.zeros_like(slope), where=bend < 0)
+        slope, curvature = -(terms.imag @ index), -(terms.real @ index**2)
+        step = np.divide(-slope, curvature, out=np.zeros_like(slope), where=curvature < 0)
         angles = angles + np.clip(step, -2 * np.pi / count, 2 * np.pi / count)
     return best.reshape(coefficients.shape[:-1])
 
 
 def amplitude(coefficients: Columns) -> Float[np.ndarray, "*B"]:
     """max over θ of |2 Re Σ_i c_i e^{iiθ}|."""
-    return np.maximum(peak(coefficients), peak(-coefficients))
+    return np.maximum(max_value(coefficients), max_value(-coefficients))
 
 
-def span(coefficients: Columns) -> Float[np.ndarray, "*B"]:
+def value_range(coefficients: Columns) -> Float[np.ndarray, "*B"]:
     """Maximum minus minimum over θ of 2 Re Σ_i c_i e^{iiθ}."""
-    return peak(coefficients) + peak(-coefficients)
+    return max_value(coefficients) + max_value(-coefficients)
 
 
 def misalignment(weights: Float[np.ndarray, "N"], phases: Float[np.ndarray, "N"]) -> float:
     """Distance of the θ_i from the condition of equality, in radians; 0 exactly if it holds. The first i > 0 with w_i
     > 0 leaves i candidates for φ with the target 0, i with π if w_0 = 0: the best one's worst |i(θ_i + φ) - target|.
     """
-    used = np.flatnonzero(weights[1:] > 0) + 1
-    if len(used) == 0:
+    indices = np.flatnonzero(weights[1:] > 0) + 1
+    if len(indices) == 0:
         return 0.0
-    first, worst = used[0], []
+    first, worst = indices[0], []
     for target in (0, np.pi) if weights[0] == 0 else (0,):
         shifts = (target + 2 * np.pi * np.arange(first)) / first - phases[first]
-        turns = used * (phases[used] + shifts[:, None]) - target
-        worst.append(np.abs(np.angle(np.exp(1j * turns))).max(-1).min())
+        errors = indices * (phases[indices] + shifts[:, None]) - target
+        worst.append(np.abs(np.angle(np.exp(1j * errors))).max(-1).min())
     return float(min(worst))
 
 
-def turned(size: int, gap: float | Float[np.ndarray, "*B"]) -> Float[np.ndarray, "*B N"]:
+def best_phases(size: int, gap: float | Float[np.ndarray, "*B"]) -> Float[np.ndarray, "*B N"]:
     """The phases ψ_i with f(γ/2) - f(-γ/2) = 4 Σ w_i |sin(iγ/2)| for γ = ``gap``: no phases make it larger."""
     return -np.pi / 2 * np.sign(np.sin(np.asarray(gap)[..., None] * np.arange(size) / 2))
 
@@ -163,11 +163,12 @@ def best_ratio(size: int) -> tuple[float, Float[np.ndarray, "N"], float]:
     """
     index = np.arange(1, size)
     rows = np.sin(np.linspace(0, np.pi, 24 * size + 1)[1:, None] * index / 2) ** 2
-    found = []
+    candidates = []
     for gap in (*np.linspace(0, np.pi, 13)[1:], 2 * np.pi / size):
         weights = np.concatenate(([0], linprog(-np.abs(np.sin(index * gap / 2)), rows, np.ones(len(rows))).x))
-        found.append((float(span(weights * np.exp(1j * turned(size, gap))) / span(weights)), weights, float(gap)))
-    return max(found, key=lambda case: case[0])
+        ratio = value_range(weights * np.exp(1j * best_phases(size, gap))) / value_range(weights)
+        candidates.append((float(ratio), weights, float(gap)))
+    return max(candidates, key=lambda case: case[0])
 
 
 def _weights(rng: Generator, tries: int, size: int) -> Float[np.ndarray, "B N"]:
@@ -179,7 +180,7 @@ def _weights(rng: Generator, tries: int, size: int) -> Float[np.ndarray, "B N"]:
 
 def _amplitudes(rng: Generator, margins: Margins, tries: int, sizes: Sizes) -> Record:
     """max|f| compared with 2 Σ w_i: random phases, coinciding phases, and phases that maximise f."""
-    shown = {}
+    example = {}
     for size in sizes:
         index = np.arange(size)
         weights, phases = _weights(rng, tries, size), rng.uniform(0, 2 * np.pi, (tries, size))
@@ -189,19 +190,23 @@ def _amplitudes(rng: Generator, margins: Margins, tries: int, sizes: Sizes) -> R
         margins["coinciding-proof"] += list(1 - amplitude(weights * np.exp(1j * phases[:, :1])) / total)
         for _ in range(tries // 20 if size > 2 else 0):
             positive = rng.uniform(0.1, 1, size)
-            angles = minimize(_missing, rng.uniform(0, 2 * np.pi, size), args=(positive,), jac=True, tol=1e-14).x
+            angles = minimize(_shortfall, rng.uniform(0, 2 * np.pi, size), args=(positive,), jac=True, tol=1e-14).x
             reached = float(amplitude(positive * np.exp(1j * index * angles)) / (2 * positive.sum()))
             margins["bound"].append(reached - 1)
             if np.abs(np.exp(1j * angles[1:]) - np.exp(1j * angles[1])).max() > 1e-3:
                 margins["not-coinciding"].append(reached - 1)
                 if size == 4:
-                    shown = {"w": short(positive), "theta": short(angles % (2 * np.pi)), "reached": short(reached)}
+                    example = {
+                        "w": round_values(positive),
+                        "theta": round_values(angles % (2 * np.pi)),
+                        "reached": round_values(reached),
+                    }
     known = amplitude(np.exp(1j * np.array([0, 0, 2 * np.pi])))  # θ = (0, 0, π), w = 1
     margins["not-coinciding"].append(float(known) / 6 - 1)
-    return shown
+    return example
 
 
-def _missing(theta: Float[np.ndarray, "N"], weights: Float[np.ndarray, "N"]) -> tuple[float, Float[np.ndarray, "N"]]:
+def _shortfall(theta: Float[np.ndarray, "N"], weights: Float[np.ndarray, "N"]) -> tuple[float, Float[np.ndarray, "N"]]:
     """2 Σ w_i - f(0), at least the distance of max|f| from its bound, and its gradient in the θ_i."""
     index = np.arange(len(theta))
     return float(2 * weights @ (1 - np.cos(index * theta))), 2 * weights * index * np.sin(index * theta)
@@ -217,12 +222,12 @@ def _alignments(rng: Generator, margins: Margins, tries: int, sizes: Sizes) -> N
         target = np.pi * rng.integers(0, 2, (tries, 1))
         windings = 2 * np.pi * rng.integers(0, size, (tries, size))
         phases = (target + windings) / np.maximum(index, 1) - rng.uniform(0, 2 * np.pi, (tries, 1))
-        astray = rng.random((tries, size)) < 0.5 / size
-        phases = phases + astray * rng.uniform(0.1, 1, (tries, size)) / np.maximum(index, 1)
-        random = rng.random(tries) < 0.2
-        phases[random] = rng.uniform(0, 2 * np.pi, (random.sum(), size))
+        perturbed = rng.random((tries, size)) < 0.5 / size
+        phases = phases + perturbed * rng.uniform(0.1, 1, (tries, size)) / np.maximum(index, 1)
+        is_random = rng.random(tries) < 0.2
+        phases[is_random] = rng.uniform(0, 2 * np.pi, (is_random.sum(), size))
         reached = amplitude(weights * np.exp(1j * index * phases)) / (2 * weights.sum(-1))
-        holds = np.array([misalignment(*pair) < ALIGNED for pair in zip(weights, phases, strict=True)])
+        holds = np.array([misalignment(*pair) < ALIGNMENT_TOLERANCE for pair in zip(weights, phases, strict=True)])
         margins["aligned"] += list(1 - reached[holds])
         margins["not-aligned"] += list(reached[~holds] - 1)
 
@@ -233,11 +238,11 @@ def _ranges(rng: Generator, margins: Margins, tries: int, sizes: Sizes, fejer: S
     for size in sizes:
         index = np.arange(size)
         weights = _weights(rng, tries, size)
-        total, plain = 4 * weights[:, 1:].sum(-1), span(weights)
+        total, plain = 4 * weights[:, 1:].sum(-1), value_range(weights)
         gaps = np.linspace(0, np.pi, 16 * size + 1)[1:]
-        best = gaps[np.argmax(weights @ np.abs(np.sin(np.outer(index, gaps) / 2)), axis=-1)]
-        for psi in (rng.uniform(0, 2 * np.pi, (tries, size)) * (index > 0), turned(size, best)):
-            reached = span(weights * np.exp(1j * psi))
+        best_gaps = gaps[np.argmax(weights @ np.abs(np.sin(np.outer(index, gaps) / 2)), axis=-1)]
+        for psi in (rng.uniform(0, 2 * np.pi, (tries, size)) * (index > 0), best_phases(size, best_gaps)):
+            reached = value_range(weights * np.exp(1j * psi))
             shares.append(float((reached / plain > 1 + ROUNDING).mean()))
             ratios += list(reached / plain)
             limits += list(reached / total - 1)
@@ -245,11 +250,13 @@ def _ranges(rng: Generator, margins: Margins, tries: int, sizes: Sizes, fejer: S
         limits += [*(0.5 - plain / total), *(plain / total - 1)]
         weights = rng.uniform(0.1, 1, (tries, size))
         thetas = 2 * np.pi * rng.integers(0, size, (tries, size)) / np.maximum(index, 1)
-        apart = np.abs(np.exp(1j * thetas[:, 1:]) - np.exp(1j * thetas[:, 1:2])).max(-1) > 1e-3
-        margins["range-equal"] += list(-np.abs(span(weights * np.exp(1j * index * thetas)) / span(weights) - 1)[apart])
+        is_distinct = np.abs(np.exp(1j * thetas[:, 1:]) - np.exp(1j * thetas[:, 1:2])).max(-1) > 1e-3
+        ratio = value_range(weights * np.exp(1j * index * thetas)) / value_range(weights)
+        margins["range-equal"] += list(-np.abs(ratio - 1)[is_distinct])
     programs = [best_ratio(size) for size in sizes]
     triangles = [1 - np.arange(n) / n for n in fejer]
-    known = [float(span(w * np.exp(1j * turned(len(w), 2 * np.pi / len(w)))) / span(w)) for w in triangles]
+    waves = [w * np.exp(1j * best_phases(len(w), 2 * np.pi / len(w))) for w in triangles]
+    known = [float(value_range(wave) / value_range(w)) for wave, w in zip(waves, triangles, strict=True)]
     ratios += [case[0] for case in programs] + known
     margins["range"] = [ratio - 1 for ratio in ratios]
     margins["range-constant"] = [ratio * np.pi / 4 - 1 for ratio in ratios]
@@ -257,37 +264,46 @@ def _ranges(rng: Generator, margins: Margins, tries: int, sizes: Sizes, fejer: S
         "sizes": list(sizes),
         "random_wider_share": shares[::2],
         "best_phases_wider_share": shares[1::2],
-        "ratio_program": short([case[0] for case in programs]),
+        "ratio_program": round_values([case[0] for case in programs]),
         "fejer_sizes": list(fejer),
-        "ratio_fejer": short(known),
-        "constant": short(4 / np.pi),
-        "found": {"w": short(programs[2][1]), "gap": short(programs[2][2]), "psi": short(turned(4, programs[2][2]))},
+        "ratio_fejer": round_values(known),
+        "constant": round_values(4 / np.pi),
+        "found": {
+            "w": round_values(programs[2][1]),
+            "gap": round_values(programs[2][2]),
+            "psi": round_values(best_phases(4, programs[2][2])),
+        },
     }
 
 
 def _toeplitz_widths(margins: Margins, rows: Sizes) -> Record:
     """Eigenvalues of W∘E and of W as N grows (Szegő): W = T(3, 1, 1, 0, ..), f and g those of w = (1.5, 1, 1)."""
     gaps, angles = np.linspace(0, np.pi, 4001), np.linspace(-np.pi, np.pi, 73)
-    psi = turned(3, gaps[np.argmax(np.sin(gaps / 2) + np.abs(np.sin(gaps)))])
-    curves: dict[str, Any] = {"rows": list(rows), "psi": short(psi), "angles": short(angles)}
+    psi = best_phases(3, gaps[np.argmax(np.sin(gaps / 2) + np.abs(np.sin(gaps)))])
+    curves: dict[str, Any] = {"rows": list(rows), "psi": round_values(psi), "angles": round_values(angles)}
     widths = []
     for name, band in (("w", np.array([1.5, 1, 1])), ("product", np.array([1.5, 1, 1]) * np.exp(1j * psi))):
         columns = [np.concatenate(([3], band[1:], np.zeros(count - 3))) for count in rows]
-        eigenvalues = [np.linalg.eigvalsh(hermitian(column)) for column in columns]
+        eigenvalues = [np.linalg.eigvalsh(hermitian_toeplitz(column)) for column in columns]
         widths.append(np.array([np.ptp(values) for values in eigenvalues]))
         curves[name] = {
-            "widths": short(widths[-1]),
-            "limit": short(span(band)),
-            "eigenvalues": short(eigenvalues[rows.index(32)]),
-            "symbol": short(2 * np.real(np.exp(1j * np.outer(angles, np.arange(3))) @ band)),
+            "widths": round_values(widths[-1]),
+            "limit": round_values(value_range(band)),
+            "eigenvalues": round_values(eigenvalues[rows.index(32)]),
+            "symbol": round_values(2 * np.real(np.exp(1j * np.outer(angles, np.arange(3))) @ band)),
         }
     margins["szego"] = list(widths[1] / widths[0] - 1)
     return curves
 
 
-@search
+@counterexample_search
 def phases(
-    rng: Generator, margins: Margins, tries: int = 200, sizes: Sizes = COUNTS, fejer: Sizes = FEJER, rows: Sizes = ROWS
+    rng: Generator,
+    margins: Margins,
+    tries: int = 200,
+    sizes: Sizes = TERM_COUNTS,
+    fejer: Sizes = FEJER_SIZES,
+    rows: Sizes = MATRIX_SIZES,
 ) -> Record:
     """``equality``: w and θ_i that do not coincide yet reach 2 Σ w_i; ``ranges``: by N, the shares of random w with f
     wider than g (random and best phases), the largest ratio of the ranges by `best_ratio` and by Fejér's weights;
@@ -301,34 +317,34 @@ def phases(
 
 # ---- Proposition B.3: Hadamard products with rotations --------------------------------------------------------------
 
-ORDERS = (2, 3, 4, 8, 16)  # rows of random matrices
-SEARCHED = (2, 3, 4, 5, 6, 8, 12, 16, 64)
+MATRIX_ORDERS = (2, 3, 4, 8, 16)  # rows of random matrices
+SEARCHED_SIZES = (2, 3, 4, 5, 6, 8, 12, 16, 64)
 LENGTHS = (16, 32, 64, 128, 256)
 HEAD_DIMS = (2, 4, 8, 16, 32, 64, 128)
 BASE = 10000.0
 
 
-def rotations(frequencies: Float[np.ndarray, "*B n"], weights: Float[np.ndarray, "*B n"], size: int) -> Matrices:
+def rotation_factors(frequencies: Float[np.ndarray, "*B n"], weights: Float[np.ndarray, "*B n"], size: int) -> Matrices:
     """Ē = Σ_t w_t E_t with (E_t)_ij = e^{i(i-j)θ_t}, of ``size`` rows: positive semi-definite for w >= 0."""
-    turns = np.exp(1j * frequencies[..., None, :] * np.arange(size)[:, None])
-    return hermitian((turns * weights[..., None, :]).sum(-1))
+    phase_factors = np.exp(1j * frequencies[..., None, :] * np.arange(size)[:, None])
+    return hermitian_toeplitz((phase_factors * weights[..., None, :]).sum(-1))
 
 
-def rope(head_dim: int, size: int) -> Matrices:
+def rope_factor(head_dim: int, size: int) -> Matrices:
     """Ē with RoPE's frequencies for a head of ``head_dim``, equally weighted."""
     frequencies = rotary_frequencies(head_dim, BASE).numpy()
-    return rotations(frequencies, np.full(len(frequencies), 1 / len(frequencies)), size)
+    return rotation_factors(frequencies, np.full(len(frequencies), 1 / len(frequencies)), size)
 
 
-def kept(matrix: Matrices, factor: Matrices) -> tuple[float, float, float, float]:
+def kept_shares(matrix: Matrices, factor: Matrices) -> tuple[float, float, float, float]:
     """The share of the two extreme eigenspaces of W, positive semi-definite, that the product with E keeps.
 
     Returns c = λ_max(P∘E) at the bottom and at the top of W's spectrum (1: that end does not move), and the eigenvalues
     next to the bottom and next to the top.
     """
     values, vectors = np.linalg.eigh(matrix)
-    near = 1e-10 * values[-1]
-    bottom, top = values <= values[0] + near, values >= values[-1] - near
+    tolerance = 1e-10 * values[-1]
+    bottom, top = values <= values[0] + tolerance, values >= values[-1] - tolerance
     shares = []
     for end in (bottom, top):
         space = vectors[:, end]
@@ -336,85 +352,86 @@ def kept(matrix: Matrices, factor: Matrices) -> tuple[float, float, float, float
     return *shares, float(values[~bottom].min(initial=values[-1])), float(values[~top].max(initial=values[0]))
 
 
-def bounds_broken(matrix: Matrices, factor: Matrices) -> float:
+def bound_violation(matrix: Matrices, factor: Matrices) -> float:
     """The largest violation of the four bounds by the kept shares, relative to λ_max(W); <= 0 if none."""
-    low_share, high_share, after, before = kept(matrix, factor)
+    low_share, high_share, after, before = kept_shares(matrix, factor)
     (low, high), (new_low, new_high) = np.linalg.eigvalsh(matrix)[[0, -1]], np.linalg.eigvalsh(matrix * factor)[[0, -1]]
     width = high - low
-    broken = (
+    violations = (
         new_high - before - (high - before) * high_share,
         low + width * high_share - new_high,
         after - (after - low) * low_share - new_low,
         new_low - high + width * low_share,
     )
-    return float(max(broken) / high)
+    return float(max(violations) / high)
 
 
-def widest(size: int, rng: Generator, *, starts: int, positive: bool = False) -> Record:
+def search_widest(size: int, rng: Generator, *, starts: int, positive: bool = False) -> Record:
     """Search for Toeplitz W and phases ψ that maximise width(W∘E) / width(W) (L-BFGS-B from random starts).
 
     As E_ii = 1, neither W's diagonal nor its scale matters to the ratio of the widths: the diagonal is chosen last, so
-    that W is positive definite. With ``positive`` its entries are > 0, as Lemma B.1 has them. Returns `written`.
+    that W is positive definite. With ``positive`` its entries are > 0, as Lemma B.1 has them. Returns a `rounded_case`.
     """
     free = [(None, None)] * (size - 1)
     limits = [(-5.0, 3.0)] * (size - 1) + ([(0.0, 0.0)] * (size - 1) if positive else free) + free
-    found = []
+    results = []
     for _ in range(starts):
         phases = rng.uniform(0, 2 * np.pi, (2, size - 1)) * [[not positive], [True]]
         start = np.concatenate((0.1 * rng.normal(size=size - 1), *phases))
-        found.append(minimize(_narrowness, start, jac=True, method="L-BFGS-B", bounds=limits, options={"maxiter": 200}))
-    best = min(found, key=lambda result: result.fun)
+        options = {"method": "L-BFGS-B", "options": {"maxiter": 200}}
+        results.append(minimize(_narrowness, start, jac=True, bounds=limits, **options))
+    best = min(results, key=lambda result: result.fun)
     logs, old, new = np.split(best.x, 3)
     column = np.concatenate(([0], np.exp(logs + 1j * old)))
-    lowest, highest = np.linalg.eigvalsh(hermitian(column))[[0, -1]]
+    lowest, highest = np.linalg.eigvalsh(hermitian_toeplitz(column))[[0, -1]]
     column = column / (highest - lowest)
     column[0] = 0.1 - lowest / (highest - lowest)
-    return written(column, np.concatenate(([0], (new - old) % (2 * np.pi))))
+    return rounded_case(column, np.concatenate(([0], (new - old) % (2 * np.pi))))
 
 
-def written(column: Complex[np.ndarray, "N"], phases: Float[np.ndarray, "N"]) -> Record:
+def rounded_case(column: Complex[np.ndarray, "N"], phases: Float[np.ndarray, "N"]) -> Record:
     """A W and its phases, rounded, with the two spectra of the rounded numbers: the ``ratio`` of the widths, W's first
     column ``w`` as [real, imaginary], the ``phases`` ψ_δ from δ = 0 on, ``eigenvalues`` of W and of the ``product``.
     """
     column, phases = np.round(column, 6), np.round(phases, 6)
-    before = np.linalg.eigvalsh(hermitian(column))
-    after = np.linalg.eigvalsh(hermitian(column * np.exp(1j * phases)))
+    before = np.linalg.eigvalsh(hermitian_toeplitz(column))
+    after = np.linalg.eigvalsh(hermitian_toeplitz(column * np.exp(1j * phases)))
     return {
         "size": len(column),
-        "ratio": short(np.ptp(after) / np.ptp(before)),
+        "ratio": round_values(np.ptp(after) / np.ptp(before)),
         "w": np.stack((np.real(column), np.imag(column)), -1).tolist(),
         "phases": phases.tolist(),
-        "eigenvalues": short(before),
-        "product": short(after),
+        "eigenvalues": round_values(before),
+        "product": round_values(after),
     }
 
 
 def _narrowness(x: Float[np.ndarray, "M"]) -> tuple[float, Float[np.ndarray, "M"]]:
     """log(width(W) / width(W∘E)) and its gradient, at x = (log |a_δ|, arg a_δ, arg (a_δ e^{iψ_δ})), δ = 1..N-1."""
     logs, old, new = np.split(x, 3)
-    (width, by_old), (turned, by_new) = (_width(np.exp(logs + 1j * phase)) for phase in (old, new))
-    old, new = by_old / width, by_new / turned
-    return float(np.log(width / turned)), np.concatenate((np.real(old - new), -np.imag(old), np.imag(new)))
+    (width, by_old), (new_width, by_new) = (_spectral_width(np.exp(logs + 1j * phase)) for phase in (old, new))
+    old, new = by_old / width, by_new / new_width
+    return float(np.log(width / new_width)), np.concatenate((np.real(old - new), -np.imag(old), np.imag(new)))
 
 
-def _width(kernel: Complex[np.ndarray, "M"]) -> tuple[float, Complex[np.ndarray, "M"]]:
+def _spectral_width(kernel: Complex[np.ndarray, "M"]) -> tuple[float, Complex[np.ndarray, "M"]]:
     """Width of the spectrum of the Toeplitz matrix with a_0 = 0 and a_δ = ``kernel``, and its a_δ d(width)/d(a_δ), by
     v^H T v = 2 Re Σ_δ a_δ Σ_j conj(v_(j+δ)) v_j: an eigenvalue changes by its eigenvector's autocorrelation.
     """
-    values, vectors = np.linalg.eigh(hermitian(np.concatenate(([0], kernel))))
+    values, vectors = np.linalg.eigh(hermitian_toeplitz(np.concatenate(([0], kernel))))
     low, high = (np.correlate(v, v, "full")[len(v) :].conj() for v in (vectors[:, 0], vectors[:, -1]))
     return float(np.ptp(values)), 2 * (high - low) * kernel
 
 
-def _toeplitz(rng: Generator, tries: int, size: int) -> Matrices:
+def _random_toeplitz(rng: Generator, tries: int, size: int) -> Matrices:
     """Random positive definite Toeplitz matrices with unit diagonal, every second of them real."""
     weights = rng.dirichlet(np.ones(2 * size), tries)
-    matrices = rotations(rng.uniform(0, 2 * np.pi, (tries, 2 * size)), weights, size)
+    matrices = rotation_factors(rng.uniform(0, 2 * np.pi, (tries, 2 * size)), weights, size)
     matrices[::2] = np.real(matrices[::2])
     return matrices
 
 
-def _wishart(rng: Generator, tries: int, size: int, columns: int) -> Matrices:
+def _random_wishart(rng: Generator, tries: int, size: int, columns: int) -> Matrices:
     """X X^T / columns with standard normal X of ``size`` x ``columns``."""
     x = rng.normal(size=(tries, size, columns))
     return x @ x.transpose(0, 2, 1) / columns
@@ -428,7 +445,7 @@ def _compare(margins: Margins, matrices: Matrices, products: Matrices, **stateme
     """
     before, after = np.linalg.eigvalsh(matrices), np.linalg.eigvalsh(products)
     low, high = before[:, 0], before[:, -1]
-    found = {
+    changes = {
         "outside": np.maximum(after[:, -1] - high, low - after[:, 0]) / high,
         "modulus": (np.abs(after).max(-1) - high) / high,
         "wider": (after[:, -1] - after[:, 0]) / (high - low) - 1,
@@ -436,8 +453,8 @@ def _compare(margins: Margins, matrices: Matrices, products: Matrices, **stateme
         "moved": np.abs(after - before).max(-1) / high,
     }
     for name, statement in statements.items():
-        margins[statement] += list(found[name])
-    return found
+        margins[statement] += list(changes[name])
+    return changes
 
 
 def _free_phases(rng: Generator, margins: Margins, tries: int, searched: Sizes) -> Record:
@@ -445,35 +462,32 @@ def _free_phases(rng: Generator, margins: Margins, tries: int, searched: Sizes) 
 
     def add(matrices: Matrices, factors: Matrices) -> dict[str, np.ndarray]:
         names = {"outside": "free-outside", "modulus": "free-modulus", "condition": "free-condition"}
-        found = _compare(margins, matrices, matrices * factors, **names)
-        margins["free-bound"] += list(found["wider"] + 1 - np.sqrt(factors.shape[-1] / 2))
-        return found
+        changes = _compare(margins, matrices, matrices * factors, **names)
+        margins["free-bound"] += list(changes["wider"] + 1 - np.sqrt(factors.shape[-1] / 2))
+        return changes
 
-    orders, shares = (*ORDERS, 64), []
+    orders, shares = (*MATRIX_ORDERS, 64), []
     for size in orders:
-        matrices = _toeplitz(rng, tries, size)
+        matrices = _random_toeplitz(rng, tries, size)
         phases = rng.uniform(0, 2 * np.pi, (tries, size)) * (np.arange(size) > 0)
-        found = add(matrices, hermitian(np.exp(1j * phases)))
-        shares.append([float((found[key] > ROUNDING).mean()) for key in ("outside", "wider")])
-    cases: dict[str, list[Record]] = {
-        "known_positive": [written(np.array([2] + [1] * (n - 1)), np.pi / 2 * (np.arange(n) > 0)) for n in searched],
-        "found": [],
-        "found_positive": [],
-    }
+        changes = add(matrices, hermitian_toeplitz(np.exp(1j * phases)))
+        shares.append([float((changes[key] > ROUNDING).mean()) for key in ("outside", "wider")])
+    known = [rounded_case(np.array([2] + [1] * (n - 1)), np.pi / 2 * (np.arange(n) > 0)) for n in searched]
+    cases: dict[str, list[Record]] = {"known_positive": known, "found": [], "found_positive": []}
     for size in searched:
         for kind in ("found", "found_positive"):
             starts = max(1, tries // (6 * size))
-            cases[kind].append(widest(size, rng, starts=starts, positive=kind == "found_positive"))
+            cases[kind].append(search_widest(size, rng, starts=starts, positive=kind == "found_positive"))
     for case in (case for kind in cases.values() for case in kind):
         column, factors = np.array(case["w"]) @ [1, 1j], np.exp(1j * np.array(case["phases"]))
-        add(hermitian(column)[None], hermitian(factors)[None])
+        add(hermitian_toeplitz(column)[None], hermitian_toeplitz(factors)[None])
     return {
         "sizes": list(orders),
         "random_outside_share": [row[0] for row in shares],
         "random_wider_share": [row[1] for row in shares],
         "searched_sizes": list(searched),
-        **{f"ratio_{kind}": [case["ratio"] for case in each] for kind, each in cases.items()},
-        "ratio_bound": short([np.sqrt(n / 2) for n in searched]),
+        **{f"ratio_{kind}": [case["ratio"] for case in group] for kind, group in cases.items()},
+        "ratio_bound": round_values([np.sqrt(n / 2) for n in searched]),
         "known": cases["known_positive"][searched.index(3)],
         "found": cases["found"][searched.index(4)],
     }
@@ -482,84 +496,88 @@ def _free_phases(rng: Generator, margins: Margins, tries: int, searched: Sizes) 
 def _many_frequencies(rng: Generator, margins: Margins, tries: int) -> None:
     """E the mean over 2 to 8 frequencies; also W with entries on every m-th diagonal, where all may agree."""
     names = {"outside": "mean-outside", "condition": "mean-condition"}
-    for size in ORDERS[1:]:
+    for size in MATRIX_ORDERS[1:]:
         count = int(rng.integers(2, 9))
         frequencies = rng.uniform(0, 2 * np.pi, (2 * tries, count))
         frequencies[:, 1] = frequencies[:, 0] + rng.uniform(0.1, 2 * np.pi - 0.1, 2 * tries)
         weights = 0.5 / count + 0.5 * rng.dirichlet(np.ones(count), 2 * tries)
-        factors = rotations(frequencies, weights, size)
-        matrices = np.concatenate((_wishart(rng, tries, size, size), _toeplitz(rng, tries, size)))
+        factors = rotation_factors(frequencies, weights, size)
+        matrices = np.concatenate((_random_wishart(rng, tries, size, size), _random_toeplitz(rng, tries, size)))
         _compare(margins, matrices, matrices * factors, **names, wider="mean-narrower")
-        margins["mean-kept"] += [bounds_broken(*pair) for pair in zip(matrices, factors, strict=True)]
-    for matrix in _toeplitz(rng, tries, 12):
+        margins["mean-kept"] += [bound_violation(*pair) for pair in zip(matrices, factors, strict=True)]
+    for matrix in _random_toeplitz(rng, tries, 12):
         period = int(rng.integers(2, 5))
         frequencies = 2 * np.pi / period * np.arange(period)
-        sparse = matrix * rotations(frequencies, np.full(period, 1 / period), 12)
+        sparse = matrix * rotation_factors(frequencies, np.full(period, 1 / period), 12)
         frequencies = frequencies if rng.random() < 0.5 else rng.uniform(0, 2 * np.pi, period)
-        factor = rotations(frequencies, rng.dirichlet(np.ones(period)), 12)
+        factor = rotation_factors(frequencies, rng.dirichlet(np.ones(period)), 12)
         _compare(margins, sparse[None], (sparse * factor)[None], **names, wider="sparse-narrower")
-        margins["mean-kept"].append(bounds_broken(sparse, factor))
+        margins["mean-kept"].append(bound_violation(sparse, factor))
 
 
 def _by_size(rng: Generator, lengths: Sizes) -> Record:
     """Contraction by RoPE's Ē: N x 2N Wishart W by length and head width, and the example of theory section 5."""
-    ratios, conditions, own = [], [], []
+    ratios, conditions, own_conditions = [], [], []
     for size in lengths:
-        matrix = _wishart(rng, 1, size, 2 * size)[0]
+        matrix = _random_wishart(rng, 1, size, 2 * size)[0]
         before = np.linalg.eigvalsh(matrix)
-        after = [np.linalg.eigvalsh(matrix * rope(head_dim, size)) for head_dim in HEAD_DIMS]
-        ratios.append(short([np.ptp(values) / np.ptp(before) for values in after]))
-        conditions.append(short([values[-1] / values[0] for values in after]))
-        own.append(short(before[-1] / before[0]))
-    square = _wishart(rng, 1, 64, 64)[0]
+        after = [np.linalg.eigvalsh(matrix * rope_factor(head_dim, size)) for head_dim in HEAD_DIMS]
+        ratios.append(round_values([np.ptp(values) / np.ptp(before) for values in after]))
+        conditions.append(round_values([values[-1] / values[0] for values in after]))
+        own_conditions.append(round_values(before[-1] / before[0]))
+    square = _random_wishart(rng, 1, 64, 64)[0]
     return {
         "lengths": list(lengths),
         "head_dims": list(HEAD_DIMS),
         "width_ratio": ratios,
         "condition": conditions,
-        "condition_w": own,
-        "example": {"w": short(np.linalg.eigvalsh(square)), "mean": short(np.linalg.eigvalsh(square * rope(16, 64)))},
+        "condition_w": own_conditions,
+        "example": {
+            "w": round_values(np.linalg.eigvalsh(square)),
+            "mean": round_values(np.linalg.eigvalsh(square * rope_factor(16, 64))),
+        },
     }
 
 
 def _additive(rng: Generator, margins: Margins, tries: int) -> Record:
     """W∘Ē (RoPE, d = 16) compared with W + sB, B positive definite Toeplitz with unit diagonal, and with B = cI - W."""
     size = 32
-    toeplitz = _toeplitz(rng, tries, size)
-    matrices, biases = np.concatenate((_wishart(rng, tries, size, size), toeplitz)), _toeplitz(rng, 2 * tries, size)
+    toeplitz = _random_toeplitz(rng, tries, size)
+    matrices = np.concatenate((_random_wishart(rng, tries, size, size), toeplitz))
+    biases = _random_toeplitz(rng, 2 * tries, size)
     largest = np.linalg.eigvalsh(toeplitz)[:, -1, None, None]
-    others = {f"{scale:g}": matrices + scale * biases for scale in (0.1, 10.0)}
-    others |= {"cancelling": toeplitz + (1.1 * largest * np.eye(size) - toeplitz)}
-    own, product = np.linalg.eigvalsh(matrices), np.linalg.eigvalsh(matrices * rope(16, size))
-    widths = {"product": short(np.mean(np.ptp(product, axis=-1) / np.ptp(own, axis=-1)))}
-    for name, summed in others.items():
+    sums = {f"{scale:g}": matrices + scale * biases for scale in (0.1, 10.0)}
+    sums |= {"cancelling": toeplitz + (1.1 * largest * np.eye(size) - toeplitz)}
+    eigenvalues, product = np.linalg.eigvalsh(matrices), np.linalg.eigvalsh(matrices * rope_factor(16, size))
+    widths = {"product": round_values(np.mean(np.ptp(product, axis=-1) / np.ptp(eigenvalues, axis=-1)))}
+    for name, summed in sums.items():
         values = np.linalg.eigvalsh(summed)
-        ours, before = product[-len(values) :], np.ptp(own[-len(values) :], axis=-1)
+        products, before = product[-len(values) :], np.ptp(eigenvalues[-len(values) :], axis=-1)
         width = np.ptp(values, axis=-1)
-        margins[f"additive-{name}"] += list((np.ptp(ours, axis=-1) - width) / before)
-        margins[f"additive-condition-{name}"] += list(values[:, 0] / values[:, -1] - ours[:, 0] / ours[:, -1])
-        widths[name] = short(np.mean(width / before))
+        margins[f"additive-{name}"] += list((np.ptp(products, axis=-1) - width) / before)
+        margins[f"additive-condition-{name}"] += list(values[:, 0] / values[:, -1] - products[:, 0] / products[:, -1])
+        widths[name] = round_values(np.mean(width / before))
     return widths
 
 
-@search
+@counterexample_search
 def contraction(
-    rng: Generator, margins: Margins, tries: int = 200, searched: Sizes = SEARCHED, lengths: Sizes = LENGTHS
+    rng: Generator, margins: Margins, tries: int = 200, searched: Sizes = SEARCHED_SIZES, lengths: Sizes = LENGTHS
 ) -> Record:
     """``free``: by N, the shares of random instances outside and wider, the width ratios that the optimisation found
     and those of W = I + J with ψ_δ = π/2, which are 2 cot(π/2N)/N, the bound √(N/2), and a ``known`` and a ``found``
-    instance in full (`written`); ``sizes``: width ratios and condition numbers by length and head width; ``additive``:
-    mean widths of W∘Ē and of W + sB in units of W's.
+    instance in full (`rounded_case`); ``sizes``: width ratios and condition numbers by length and head width;
+    ``additive``: mean widths of W∘Ē and of W + sB in units of W's.
     """
     free, widths = _free_phases(rng, margins, tries, searched), _additive(rng, margins, tries)
-    for size in ORDERS:  # E positive semi-definite Toeplitz and unimodular: one frequency
-        matrices = _toeplitz(rng, tries, size)
-        factors = rotations(rng.uniform(0, 2 * np.pi, (tries, 1)), np.ones((tries, 1)), size)
+    for size in MATRIX_ORDERS:  # E positive semi-definite Toeplitz and unimodular: one frequency
+        matrices = _random_toeplitz(rng, tries, size)
+        factors = rotation_factors(rng.uniform(0, 2 * np.pi, (tries, 1)), np.ones((tries, 1)), size)
         names = {"wider": "one-narrower", "moved": "one-same", "modulus": "one-modulus", "condition": "one-condition"}
         _compare(margins, matrices, matrices * factors, **names)
-    for size in ORDERS:  # E positive semi-definite with unit diagonal, against W of low and of full rank
+    for size in MATRIX_ORDERS:  # E positive semi-definite with unit diagonal, against W of low and of full rank
         for rank in sorted({1, 2, size}):
-            matrices = np.concatenate((_wishart(rng, tries, size, rank), _toeplitz(rng, tries, size)))
+            matrices = np.concatenate((_random_wishart(rng, tries, size, rank), _random_toeplitz(rng, tries, size)))
             x = rng.normal(size=(2 * tries, size, rank)) + 1j * rng.normal(size=(2 * tries, size, rank))
             x /= np.linalg.norm(x, axis=-1, keepdims=True)
             _compare(margins, matrices, matrices * (x @ x.conj().transpose(0, 2, 1)), outside="schur-outside")

@@ -13,14 +13,14 @@ import numpy as np
 from jaxtyping import Float
 from numpy.random import Generator, Philox
 
-from toeplens.ground import invalid
 from toeplens.studies.kit.claims import Claim, claim_of, read_claims
 from toeplens.studies.kit.verdicts import Finding, opposite
+from toeplens.utils import invalid
 
 Record = dict[str, Any]  # one experiment with one seed, JSON-serialisable
 Records = Mapping[str, Sequence[Record]]  # by experiment name, one record per seed
 Sizes = Sequence[int]
-Part = Callable[[Records], list[Finding]]  # judges one part of a claim
+RecordCheck = Callable[[Records], list[Finding]]  # judges one part of a claim
 Margins = defaultdict[str, list[float]]  # by statement: how much each instance contradicts it, negative where it agrees
 
 ROUNDING = 1e-9  # relative tolerance
@@ -33,24 +33,24 @@ UNIVERSAL = (
 DATA = read_claims(Path(__file__).with_name("statements.yaml"))
 
 
-def universal(what: str, *, tried: int, violations: int, worst: str) -> Finding:
+def universal_finding(statement: str, *, tried: int, violations: int, worst: str) -> Finding:
     """A statement about all instances, by `UNIVERSAL`: how many were tested, how many contradict it, and the words
     for the strongest counterexample or the nearest instance."""
     if tried == 0:
-        return Finding("undecided", f"{what}: no instance was tested")
+        return Finding("undecided", f"{statement}: no instance was tested")
     if violations:
-        return Finding("fails", f"{what}: contradicted by {violations} of {tried} instances; {worst}")
-    return Finding("holds", f"{what}: no counterexample among {tried} instances; {worst}")
+        return Finding("fails", f"{statement}: contradicted by {violations} of {tried} instances; {worst}")
+    return Finding("holds", f"{statement}: no counterexample among {tried} instances; {worst}")
 
 
-def short(values: Any) -> Any:
+def round_values(values: Any) -> Any:
     """Values rounded to six digits, as plain lists and numbers."""
-    return [short(value) for value in values] if np.ndim(values) else float(f"{values:.6g}") + 0.0
+    return [round_values(value) for value in values] if np.ndim(values) else float(f"{values:.6g}") + 0.0
 
 
-def relative_error(rest: Float[np.ndarray, "..."], whole: Float[np.ndarray, "..."]) -> float:
+def relative_error(residual: Float[np.ndarray, "..."], reference: Float[np.ndarray, "..."]) -> float:
     """The norm of the remainder, relative to the norm of the whole."""
-    return float(np.linalg.norm(rest) / np.linalg.norm(whole))
+    return float(np.linalg.norm(residual) / np.linalg.norm(reference))
 
 
 @dataclass(frozen=True)
@@ -62,57 +62,57 @@ class Experiment:
 
     name: str
     run: Callable[..., Record]
-    parts: Mapping[str, Part]
+    checks: Mapping[str, RecordCheck]
 
 
-def statements_on(experiment: str) -> dict[str, dict[str, Any]]:
+def statements_of(experiment: str) -> dict[str, dict[str, Any]]:
     """The statements of statements.yaml on an experiment's records, by name."""
     return DATA["experiments"][experiment]["statements"]
 
 
-def search(measure: Callable[..., Record | None]) -> Experiment:
+def counterexample_search(measure: Callable[..., Record | None]) -> Experiment:
     """An experiment that looks for counterexamples to the statements of its name in statements.yaml, its parts.
 
     Its records hold ``tallies`` by statement and what ``measure`` returns. It gets a random generator, margins that it
     adds to, and by name the number of ``tries`` (random instances of each kind, 20 or more) and sizes.
     """
     name = measure.__name__
-    statements = statements_on(name)
+    statements = statements_of(name)
 
     def run(seed: int, **sizes: Any) -> Record:
         if sizes.get("tries", 20) < 20:
             raise invalid("tries", "be at least 20", sizes["tries"])
         margins: Margins = defaultdict(list)
-        more = measure(Generator(Philox(seed)), margins, **sizes) or {}
-        tallies = {one: tally(margins[one], each.get("at_most", ROUNDING)) for one, each in statements.items()}
-        return {"seed": seed, "tallies": tallies, **more}
+        extra = measure(Generator(Philox(seed)), margins, **sizes) or {}
+        tallies = {key: tally(margins[key], item.get("at_most", ROUNDING)) for key, item in statements.items()}
+        return {"seed": seed, "tallies": tallies, **extra}
 
-    def judged(one: str, records: Records) -> list[Finding]:
-        tallies = [record["tallies"][one] for record in records[name]]
-        worst = max((each["worst"] for each in tallies), default=float("nan"))
-        tried, violations = (sum(each[key] for each in tallies) for key in ("tried", "violations"))
-        words = f"{statements[one]['worst']} {worst:.3g}"
-        return [universal(statements[one]["says"], tried=tried, violations=violations, worst=words)]
+    def judge_statement(statement: str, records: Records) -> list[Finding]:
+        tallies = [record["tallies"][statement] for record in records[name]]
+        worst = max((item["worst"] for item in tallies), default=float("nan"))
+        tried, violations = (sum(item[key] for item in tallies) for key in ("tried", "violations"))
+        words = f"{statements[statement]['worst']} {worst:.3g}"
+        return [universal_finding(statements[statement]["says"], tried=tried, violations=violations, worst=words)]
 
-    return Experiment(name, run, {one: partial(judged, one) for one in statements})
+    return Experiment(name, run, {statement: partial(judge_statement, statement) for statement in statements})
 
 
 def tally(margins: Sequence[float] | Float[np.ndarray, "..."], at_most: float = ROUNDING) -> Record:
     """Instances ``tried``, ``violations`` (a margin above ``at_most``, or NaN) and the ``worst`` margin."""
-    found = np.asarray(margins, dtype=float).ravel()
-    return {"tried": len(found), "violations": int((~(found <= at_most)).sum()), "worst": short(found.max())}
+    values = np.asarray(margins, dtype=float).ravel()
+    return {"tried": len(values), "violations": int((~(values <= at_most)).sum()), "worst": round_values(values.max())}
 
 
-def claims_on(experiments: Sequence[Experiment]) -> tuple[Claim[Records], ...]:
+def load_claims(experiments: Sequence[Experiment]) -> tuple[Claim[Records], ...]:
     """The claims of statements.yaml, in its order: a test whose name starts with "not" has to fail."""
     words = {"universal": UNIVERSAL, **DATA["words"]}
 
-    def negated(part: Part, records: Records) -> list[Finding]:
+    def negated(part: RecordCheck, records: Records) -> list[Finding]:
         return [replace(opposite(finding), evidence=f"not: {finding.evidence}") for finding in part(records)]
 
-    known = {
-        each.name: {**each.parts, **{f"not {n}": partial(negated, p) for n, p in each.parts.items()}}
-        for each in experiments
+    checks = {
+        entry.name: {**entry.checks, **{f"not {n}": partial(negated, p) for n, p in entry.checks.items()}}
+        for entry in experiments
     }
-    claims = ((claim, known[name]) for name, each in DATA["experiments"].items() for claim in each["claims"])
+    claims = ((claim, checks[name]) for name, entry in DATA["experiments"].items() for claim in entry["claims"])
     return tuple(claim_of(claim, parts, words) for claim, parts in claims)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from toeplens.ground.citations import Citation
+from toeplens.utils.citations import Citation
 
 _FILES = Path(__file__).parent / "specs"
 CANONICAL = _FILES / "canonical.yaml"  # the study of the canonical tasks

@@ -19,16 +19,16 @@ import numpy as np
 
 from toeplens import encodings
 from toeplens.lens.kit.intervals import spearman
-from toeplens.studies.grid import measured as heads
-from toeplens.studies.grid.measured import FIGURES, Relation
-from toeplens.studies.grid.spec import Column
-from toeplens.studies.grid.study import Evidence
-from toeplens.studies.kit.claims import MARGIN, Claim, Test, claim_of, left_out, read_claims
-from toeplens.studies.kit.results import ACCURACY, CellResult, Figure
+from toeplens.studies.grid import measures as heads
+from toeplens.studies.grid.measures import HEAD_PROPERTIES, RankRelation
+from toeplens.studies.grid.spec import EncodingColumn
+from toeplens.studies.grid.study import ClaimData
+from toeplens.studies.kit.claims import MARGIN, Claim, MeanTest, claim_of, excluded_note, read_claims
+from toeplens.studies.kit.results import ACCURACY, CellResult, ModelValue
 from toeplens.studies.kit.verdicts import (
-    ENOUGH,
     LEVEL,
-    NONE_COUNTS,
+    MIN_SEEDS,
+    NO_RUNS,
     Finding,
     above,
     below,
@@ -37,38 +37,44 @@ from toeplens.studies.kit.verdicts import (
     one_sided,
     opposite,
     supporting,
-    unknown,
+    unknown_finding,
 )
 
 INDEX, RETRIEVAL, MIX = "index", "retrieval", "mix"
 ROPE, HIGH, LOW, SCAN = "rope", "high", "low", "turn"
 _STRONG = 0.5  # a large correlation
-_BOTH = 0.6
+_MAX_BOTH = 0.6
 _PURE = 0.9
 _CHANGE = 0.1
 _HALF = 0.5
 _SKILL = 0.05
 _TWICE = 2.0
 _NO_HEAD = "no head with a significant ablation effect"
-_NO_BEGINNING = "the models were not measured before training"
-_WHOLE = "training until all models of the scan have stopped learning"
-Row = list[tuple[float, float]]  # frequency and accuracy, seed by seed
+_NO_INITIAL = "the models were not measured before training"
+_COMPLETE_SCAN = "training until all models of the scan have stopped learning"
+ScanRow = list[tuple[float, float]]  # frequency and accuracy, seed by seed
 
 
-def of_skilled(words: str, of: Callable[[CellResult], float], without: str, grain: float = 0.005) -> Figure:
+def skilled_figure(
+    words: str, value_of: Callable[[CellResult], float], reason: str, grain: float = 0.005
+) -> ModelValue:
     """A figure for models with enough skill and a finite value."""
-    return Figure(words, of, lambda cell: cell.skilled and isfinite(of(cell)), f"no skill, or {without}", grain)
+
+    def is_defined(cell: CellResult) -> bool:
+        return cell.is_skilled and isfinite(value_of(cell))
+
+    return ModelValue(words, value_of, is_defined, f"no skill, or {reason}", grain)
 
 
-def _accuracy(data: Evidence, task: str, **options: Any) -> list[Finding]:
-    return Test(replace(ACCURACY, words=f"accuracy on {task}, "), task=task, **options)(data)
+def _accuracy(data: ClaimData, task: str, **options: Any) -> list[Finding]:
+    return MeanTest(replace(ACCURACY, title=f"accuracy on {task}, "), task=task, **options)(data)
 
 
-def _skill(task: str) -> Figure:
-    return Figure(f"skill on {task}, ", lambda cell: cell.skill, ACCURACY.counts, ACCURACY.without)
+def _skill(task: str) -> ModelValue:
+    return ModelValue(f"skill on {task}, ", lambda cell: cell.skill, ACCURACY.is_defined, ACCURACY.missing_reason)
 
 
-def _exclusion(data: Evidence) -> list[Finding]:
+def _exclusion(data: ClaimData) -> list[Finding]:
     """Per seed, the largest over heads of the smaller of the two scores."""
     largest: dict[int, float] = {}
     count = 0
@@ -80,81 +86,80 @@ def _exclusion(data: Evidence) -> list[Finding]:
             count += smaller.size
             if smaller.size:
                 largest[cell.key.seed] = max(largest.get(cell.key.seed, -1.0), float(smaller.max()))
-    what = f"largest over a seed's heads of the smaller sampled score ({count} heads)"
-    return [below(what, largest, _BOTH, grain=0.02)]
+    quantity = f"largest over a seed's heads of the smaller sampled score ({count} heads)"
+    return [below(quantity, largest, _MAX_BOTH, grain=0.02)]
 
 
-def _carried(task: str, share: str) -> Figure:
+def _carried_share(task: str, share: str) -> ModelValue:
     words = f"{share} share of the heads that carry the skill on {task}, "
-    return of_skilled(words, lambda cell: heads.carried(cell, share), _NO_HEAD, grain=0.02)
+    return skilled_figure(words, lambda cell: heads.weighted_share(cell, share), _NO_HEAD, grain=0.02)
 
 
-def _pure(data: Evidence, task: str, share: str) -> list[Finding]:
+def _pure(data: ClaimData, task: str, share: str) -> list[Finding]:
     """Test of the task's kind: the mean over all unrestricted encodings, with equal weights."""
-    figure = _carried(task, share)
-    labels = [column.label for column in data.spec.columns() if _free(column)]
-    values = {label: row for label in labels if (row := figure.by_seed(data.results.of(task, label)))}
+    figure = _carried_share(task, share)
+    labels = [column.label for column in data.spec.columns() if _is_unrestricted(column)]
+    values = {label: row for label in labels if (row := figure.by_seed(data.results.cells_of(task, label)))}
     if not values:
-        return [unknown(f"{figure.words}mean over encodings", NONE_COUNTS)]
+        return [unknown_finding(f"{figure.title}mean over encodings", NO_RUNS)]
     mean = contrast(*((1 / len(values), row) for row in values.values()), grain=figure.grain)
-    what = f"{figure.words}mean over encodings ({', '.join(data.title(label) for label in values)})"
-    return [above(what, mean, _PURE)]
+    quantity = f"{figure.title}mean over encodings ({', '.join(data.title(label) for label in values)})"
+    return [above(quantity, mean, _PURE)]
 
 
-def _free(column: Column) -> bool:
+def _is_unrestricted(column: EncodingColumn) -> bool:
     """Whether an encoding is not restricted to a frequency band and adds no position at the input."""
     kind = encodings.get(column.encoding)
     return not column.scan and column.label not in (HIGH, LOW) and "input" not in (kind.coupling, *kind.also_couples)
 
 
-def _exceeds(data: Evidence, task: str) -> list[Finding]:
+def _exceeds(data: ClaimData, task: str) -> list[Finding]:
     """No encoding reaches a skill of 0.5; models that are still learning give a lower bound."""
     labels = data.results.labels(task)
     if not labels:
-        return [unknown(f"skill on {task}", NONE_COUNTS)]
+        return [unknown_finding(f"skill on {task}", NO_RUNS)]
     findings = []
-    skill = replace(_skill(task), counts=lambda cell: cell.status == "complete")
+    skill = replace(_skill(task), is_defined=lambda cell: cell.status == "complete")
     for label in labels:
-        stopped = all(cell.settled for cell in data.results.of(task, label))
-        [finding] = Test(skill, label, below=_HALF, task=task)(data)
-        findings.append(one_sided(finding, holds=stopped, fails=True, why="models that are still learning"))
+        stopped = all(cell.settled for cell in data.results.cells_of(task, label))
+        [finding] = MeanTest(skill, label, below=_HALF, task=task)(data)
+        findings.append(one_sided(finding, holds=stopped, fails=True, cause="models that are still learning"))
     return findings
 
 
-def _emerges(data: Evidence, task: str, share: str) -> list[Finding]:
+def _emerges(data: ClaimData, task: str, share: str) -> list[Finding]:
     """Test of the heads of the trained model, weighted by their ablation effect."""
 
-    def at(cell: CellResult, place: int) -> float:
-        rows = [row for row in cell.watched if row.get(share) is not None]
-        return heads.weighed(cell, heads.array(rows[place][share])) if len(rows) > 1 else float("nan")
+    def share_at(cell: CellResult, index: int) -> float:
+        rows = [row for row in cell.probe_rows if row.get(share) is not None]
+        return heads.effect_weighted_mean(cell, heads.array(rows[index][share])) if len(rows) > 1 else float("nan")
 
-    what = f"{share} share of the heads that carry the skill on {task}"
+    quantity = f"{share} share of the heads that carry the skill on {task}"
     without = f"{_NO_HEAD}, or not measured during training"
-    end = of_skilled(f"{what}, at the end, ", lambda cell: at(cell, -1), without, grain=0.02)
-    gain = of_skilled(f"{what}, end − beginning, ", lambda cell: at(cell, -1) - at(cell, 0), without, grain=0.02)
-    return [
-        *Test(end, ROPE, above=_PURE, task=task)(data),
-        *Test(gain, ROPE, above=_CHANGE, task=task)(data),
-    ]
+    end = skilled_figure(f"{quantity}, at the end, ", lambda cell: share_at(cell, -1), without, grain=0.02)
+    increase = lambda cell: share_at(cell, -1) - share_at(cell, 0)  # noqa: E731
+    gain = skilled_figure(f"{quantity}, end − beginning, ", increase, without, grain=0.02)
+    tests = MeanTest(end, ROPE, above=_PURE, task=task), MeanTest(gain, ROPE, above=_CHANGE, task=task)
+    return [finding for test in tests for finding in test(data)]
 
 
-def _correspondence(data: Evidence) -> list[Finding]:
-    what = "rank correlation over heads of the frequencies' centre with positional − symbolic share"
+def _correspondence(data: ClaimData) -> list[Finding]:
+    quantity = "rank correlation over heads of the frequencies' centre with positional − symbolic share"
     after, before = (_correlations(data, *measures) for measures in (("frequency", "behaviour"), ("beginning",) * 2))
-    more = {seed: after[seed] - before[seed] for seed in after if seed in before}
+    gains = {seed: after[seed] - before[seed] for seed in after if seed in before}
     gain = "that correlation − its value before training"
-    taught = above(gain, more, 0.0, grain=0.02) if more or not after else unknown(gain, _NO_BEGINNING)
-    return [above(what, after, _STRONG, grain=0.02), supporting(taught)]
+    learned = above(gain, gains, 0.0, grain=0.02) if gains or not after else unknown_finding(gain, _NO_INITIAL)
+    return [above(quantity, after, _STRONG, grain=0.02), supporting(learned)]
 
 
-def _correlations(data: Evidence, use: str, follows: str) -> dict[int, float]:
+def _correlations(data: ClaimData, frequency_measure: str, share_measure: str) -> dict[int, float]:
     """Correlation of two measures by seed, over the heads of all tasks' models with enough skill."""
     by_seed: dict[int, list[tuple[float, float]]] = {}
     for task in data.spec.tasks:
-        for cell in data.skilled(task, ROPE):
-            used, found = cell.measure(use), cell.measure(follows)
-            if used is not None and found is not None:
-                pairs = zip(used.centre.ravel(), (found.positional - found.symbolic).ravel(), strict=True)
+        for cell in data.skilled_cells(task, ROPE):
+            frequency, shares = cell.measure(frequency_measure), cell.measure(share_measure)
+            if frequency is not None and shares is not None:
+                pairs = zip(frequency.centre.ravel(), (shares.positional - shares.symbolic).ravel(), strict=True)
                 by_seed.setdefault(cell.key.seed, []).extend(pair for pair in pairs if np.isfinite(pair).all())
     return {seed: float(spearman(np.array(pairs).T)) for seed, pairs in sorted(by_seed.items()) if len(pairs) > 2}
 
@@ -164,45 +169,47 @@ def _halves(cell: CellResult) -> float:
     bands = cell.measure("bands")
     if bands is None:
         return float("nan")
-    sure = np.isnan(bands.low) | (bands.low > 0)
-    lost = np.nansum(np.where(sure, np.clip(bands.drops, 0, None), 0.0), axis=(0, 1))
-    half = len(lost) // 2
-    return float(lost[:half].sum() - lost[half:].sum()) if lost.any() else float("nan")
+    significant = np.isnan(bands.low) | (bands.low > 0)
+    increase = np.nansum(np.where(significant, np.clip(bands.drops, 0, None), 0.0), axis=(0, 1))
+    half = len(increase) // 2
+    return float(increase[:half].sum() - increase[half:].sum()) if increase.any() else float("nan")
 
 
-def _with_high_alone(data: Evidence) -> list[Finding]:
+def _with_high_alone(data: ClaimData) -> list[Finding]:
     """Test only if each frequency of the high band makes at least one full rotation within a sequence."""
-    what = "accuracy on mix with only the highest frequencies"
+    quantity = "accuracy on mix with only the highest frequencies"
     keep = next((column.options.get("keep") for column in data.spec.columns() if column.label == HIGH), None)
-    for cell in data.results.of(MIX, HIGH):
-        use, longer = cell.measure("frequency"), cell.measure("extrapolation")
-        if use is None or longer is None:
+    for cell in data.results.cells_of(MIX, HIGH):
+        frequency, lengths = cell.measure("frequency"), cell.measure("extrapolation")
+        if frequency is None or lengths is None:
             continue
-        band = use.frequencies[0, 0] if keep is None else use.frequencies[0, 0][list(keep)]
-        slowest, bar = float(band.min()), 2 * pi / longer.trained_length
-        if slowest < bar:
-            why = f"the band's {slowest:.2g} radians per token make less than one full rotation within a sequence"
-            return [unknown(what, why, f"a study whose high band ends above {bar:.2g} radians per token")]
+        band = frequency.frequencies[0, 0] if keep is None else frequency.frequencies[0, 0][list(keep)]
+        slowest, minimum = float(band.min()), 2 * pi / lengths.trained_length
+        if slowest < minimum:
+            reason = f"the band's {slowest:.2g} radians per token make less than one full rotation within a sequence"
+            wanted = f"a study whose high band ends above {minimum:.2g} radians per token"
+            return [unknown_finding(quantity, reason, wanted)]
         return _accuracy(data, MIX, of=ROPE, minus=HIGH, above=MARGIN)
-    return [unknown(what, NONE_COUNTS)]
+    return [unknown_finding(quantity, NO_RUNS)]
 
 
-def _scan(data: Evidence, task: str, sign: int) -> list[Finding]:
+def _scan(data: ClaimData, task: str, sign: int) -> list[Finding]:
     """Is an inner frequency better (sign 1) or worse (-1) than both ends of the scan?"""
     columns = sorted((c for c in data.spec.columns() if c.scan == SCAN), key=lambda column: column.value or 0.0)
     if len(columns) < 3:
-        why = "no scan with at least three frequencies"
-        return [unknown(f"accuracy on {task} by frequency", why, "a scan called turn")]
-    rows = {column.value or 0.0: ACCURACY.by_seed(data.results.of(task, column.label)) for column in columns}
-    whole = sorted(set.intersection(*(set(row) for row in rows.values())))
-    if not whole:
-        missing = left_out(data.results, ACCURACY, task, *(column.label for column in columns))
-        return [unknown(f"accuracy on {task} by frequency{missing}", "no seed has a complete scan", _WHOLE)]
-    low, *inner, high = ([(value, row[seed]) for seed in whole] for value, row in rows.items())
-    return [_gap(task, sign, _chosen(inner, sign), end) for end in (low, high)]
+        reason = "no scan with at least three frequencies"
+        return [unknown_finding(f"accuracy on {task} by frequency", reason, "a scan called turn")]
+    rows = {column.value or 0.0: ACCURACY.by_seed(data.results.cells_of(task, column.label)) for column in columns}
+    seeds = sorted(set.intersection(*(set(row) for row in rows.values())))
+    if not seeds:
+        missing = excluded_note(data.results, ACCURACY, task, *(column.label for column in columns))
+        quantity = f"accuracy on {task} by frequency{missing}"
+        return [unknown_finding(quantity, "no seed has a complete scan", _COMPLETE_SCAN)]
+    low, *inner, high = ([(value, row[seed]) for seed in seeds] for value, row in rows.items())
+    return [_gap(task, sign, _select_inner(inner, sign), end) for end in (low, high)]
 
 
-def _gap(task: str, sign: int, inner: Row, end: Row) -> Finding:
+def _gap(task: str, sign: int, inner: ScanRow, end: ScanRow) -> Finding:
     """An inner frequency minus an end of the scan, or the reverse (sign -1), over seeds."""
     chosen = ", ".join(f"{value:g}" for value in sorted({value for value, _ in inner}))
     names = [f"the {'best' if sign > 0 else 'worst'} inner frequency ({chosen})", f"{end[0][0]:g}"][::sign]
@@ -210,7 +217,7 @@ def _gap(task: str, sign: int, inner: Row, end: Row) -> Finding:
     return above(f"accuracy on {task} at {names[0]} − at {names[1]}", difference(first, second), MARGIN)
 
 
-def _chosen(inner: Sequence[Row], sign: int) -> Row:
+def _select_inner(inner: Sequence[ScanRow], sign: int) -> ScanRow:
     """For each seed, the best (or worst) frequency on the other seeds, and the seed's accuracy there.
 
     This avoids selection bias. A single seed chooses for itself.
@@ -221,64 +228,66 @@ def _chosen(inner: Sequence[Row], sign: int) -> Row:
     return [inner[best][seed] for seed, best in enumerate(means.argmax(0))]
 
 
-def _extrapolates(data: Evidence) -> list[Finding]:
+def _extrapolates(data: ClaimData) -> list[Finding]:
     findings = []
-    for factor in (heads.LONGER, _TWICE):
-        figure = of_skilled("", lambda cell, factor=factor: heads.kept(cell, factor), "no such sequences", grain=0.02)
-        retrieval, index = (figure.by_seed(data.results.of(task, ROPE)) for task in (RETRIEVAL, INDEX))
-        what = f"share of the skill kept at {factor:g} times the length, RoPE, retrieval − index"
-        finding = above(what, difference(retrieval, index, figure.grain), _SKILL)
-        findings.append(finding if factor == heads.LONGER else supporting(finding))
+    for factor in (heads.LONGER_FACTOR, _TWICE):
+        figure = skilled_figure(
+            "", lambda cell, factor=factor: heads.skill_retained(cell, factor), "no such sequences", grain=0.02
+        )
+        retrieval, index = (figure.by_seed(data.results.cells_of(task, ROPE)) for task in (RETRIEVAL, INDEX))
+        quantity = f"share of the skill kept at {factor:g} times the length, RoPE, retrieval − index"
+        finding = above(quantity, difference(retrieval, index, figure.grain), _SKILL)
+        findings.append(finding if factor == heads.LONGER_FACTOR else supporting(finding))
     return findings
 
 
-def _falls(data: Evidence, figure: str) -> list[Finding]:
+def _falls(data: ClaimData, figure: str) -> list[Finding]:
     """Test: is a figure of the heads negatively correlated with the skill kept on longer sequences?"""
-    found = [each for each in data.relations if (each.figure, each.task) == (figure, None)]
-    found.sort(key=lambda each: each.factor != heads.LONGER)
-    if not found or found[0].factor != heads.LONGER:
-        return [unknown(f"{FIGURES[figure][0]}, against longer sequences", NONE_COUNTS)]
-    first, *rest = (opposite(_rises(each)) for each in found)
-    return [first, *(supporting(finding) for finding in rest)]
+    relations = [relation for relation in data.relations if (relation.figure, relation.task) == (figure, None)]
+    relations.sort(key=lambda relation: relation.factor != heads.LONGER_FACTOR)
+    if not relations or relations[0].factor != heads.LONGER_FACTOR:
+        return [unknown_finding(f"{HEAD_PROPERTIES[figure][0]}, against longer sequences", NO_RUNS)]
+    first, *others = (opposite(_positive_correlation(relation)) for relation in relations)
+    return [first, *(supporting(finding) for finding in others)]
 
 
-def _rises(relation: Relation) -> Finding:
+def _positive_correlation(relation: RankRelation) -> Finding:
     """Test: is a rank correlation above 0?"""
-    what = f"rank correlation of {relation.figure} with skill kept at {relation.factor:g} times the length"
+    quantity = f"rank correlation of {relation.figure} with skill kept at {relation.factor:g} times the length"
     families, seeds = len(relation.families), len({point.seed for point in relation.points})
-    wanted = f"{ENOUGH} families of encodings and {ENOUGH} seeds (now {families} and {seeds})"
+    wanted = f"{MIN_SEEDS} families of encodings and {MIN_SEEDS} seeds (now {families} and {seeds})"
     if relation.value is None:
-        return unknown(what, "too few encodings, or no variation", wanted)
-    counted = f"{len(relation.points)} models, {relation.encodings} encodings of {families} families"
-    text = f"{what} ({counted}: {', '.join(relation.families)}): {relation.value:.3f}"
+        return unknown_finding(quantity, "too few encodings, or no variation", wanted)
+    counts = f"{len(relation.points)} models, {relation.encodings} encodings of {families} families"
+    text = f"{quantity} ({counts}: {', '.join(relation.families)}): {relation.value:.3f}"
     if relation.low is None or relation.high is None or relation.chance is None:
-        why = "no interval, as there are too few families or no variation without one of them"
-        return Finding("undecided", f"{text}, threshold 0; {why}", wanting="more families in which it varies")
+        reason = "no interval, as there are too few families or no variation without one of them"
+        return Finding("undecided", f"{text}, threshold 0; {reason}", missing="more families in which it varies")
     text = f"{text} [{relation.low:.3f}, {relation.high:.3f}], threshold 0"
-    if min(families, seeds) < ENOUGH:
-        return Finding("leans to hold" if relation.value > 0 else "leans to fail", text, wanting=wanted)
-    decided = Finding("undecided", text, relation.chance, 1 - relation.chance, wanting="more families of encodings")
-    return replace(decided, verdict=decided.at(LEVEL))
+    if min(families, seeds) < MIN_SEEDS:
+        return Finding("leans to hold" if relation.value > 0 else "leans to fail", text, missing=wanted)
+    finding = Finding("undecided", text, relation.chance, 1 - relation.chance, missing="more families of encodings")
+    return replace(finding, verdict=finding.verdict_at(LEVEL))
 
 
 _CHECKS: dict[str, Any] = {
     "exclusion": _exclusion,
-    "carried": lambda data, task, share, **options: Test(_carried(task, share), task=task, **options)(data),
+    "carried": lambda data, task, share, **options: MeanTest(_carried_share(task, share), task=task, **options)(data),
     "pure": _pure,
     "accuracy": _accuracy,
-    "skill": lambda data, task, **options: Test(_skill(task), task=task, **options)(data),
+    "skill": lambda data, task, **options: MeanTest(_skill(task), task=task, **options)(data),
     "exceeds": _exceeds,
     "emerges": _emerges,
     "correspondence": _correspondence,
     "with-high-alone": _with_high_alone,
     "scan": _scan,
-    "faster-half": of_skilled(
+    "faster-half": skilled_figure(
         "loss on index without the faster half − without the slower half, ", _halves, "not measured"
     ),
     "extrapolates": _extrapolates,
     "falls": _falls,
 }
 _DATA = read_claims(Path(__file__).with_name("claims.yaml"))
-CLAIMS: tuple[Claim[Evidence], ...] = tuple(claim_of(entry, _CHECKS, _DATA["words"]) for entry in _DATA["claims"])
+CLAIMS: tuple[Claim[ClaimData], ...] = tuple(claim_of(entry, _CHECKS, _DATA["words"]) for entry in _DATA["claims"])
 
-__all__ = ["CLAIMS", "Evidence"]
+__all__ = ["CLAIMS", "ClaimData"]

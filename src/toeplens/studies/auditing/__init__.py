@@ -2,7 +2,7 @@
 
 from toeplens.studies.auditing.inputs import read_text, read_tokens
 from toeplens.studies.auditing.record import COLUMNS, PARTS, HeadRecord, LayerRecord
-from toeplens.studies.auditing.result import RECORD, Audit, open_audit, parquet_of, save
+from toeplens.studies.auditing.result import RECORD, Audit, open_audit, parquet_of, save_audit
 from toeplens.studies.auditing.study import audit
 from toeplens.studies.kit.options import AuditOptions
 
@@ -19,5 +19,5 @@ __all__ = [
     "parquet_of",
     "read_text",
     "read_tokens",
-    "save",
+    "save_audit",
 ]

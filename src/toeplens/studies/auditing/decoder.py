@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,24 +14,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from toeplens.backends import DecoderSource
+from toeplens.backends.hf.interventions import InvalidTarget
 from toeplens.engine import examples_of
-from toeplens.engine.measures import replayed_at_once
-from toeplens.ground import InputError
-from toeplens.ground.words import or_none
+from toeplens.engine.measures import ablation_batch_size
 from toeplens.lens import AttentionTrace, Behaviour, LayerTrace, PatternSums, ablate_heads, behaviour, frequency_use
-from toeplens.sources import DecoderSource
-from toeplens.sources.huggingface.interventions import NotThere
 from toeplens.studies.auditing.effects import with_effects, without_effects
 from toeplens.studies.auditing.inputs import Progress
 from toeplens.studies.auditing.measuring import head_records
-from toeplens.studies.auditing.record import AuditRecord, Kept, LayerRecord, Measured, files_of
-from toeplens.studies.auditing.result import Audit, finished
+from toeplens.studies.auditing.record import AuditCache, AuditRecord, CallRecords, LayerRecord, files_of
+from toeplens.studies.auditing.result import Audit, finish_audit
 from toeplens.studies.kit.options import AuditOptions
 from toeplens.training import Batches, Run, plan_execution
+from toeplens.utils import InputError
+from toeplens.utils.formatting import finite_or_none
 
-EXAMPLES = 256  # default number of examples of the test set
-_AT_ONCE = 1 << 24  # logits held in memory at once
-_ALLOWED = 1e-4
+DEFAULT_EXAMPLES = 256  # default number of examples of the test set
+_MAX_LOGITS = 1 << 24  # logits held in memory at once
+_TOLERANCE = 1e-4
 _METHODS = ("attribution", "exact", "none", "position")
 
 
@@ -48,21 +48,21 @@ def audit_run(model: Run | str | Path, options: AuditOptions, directory: Path | 
     if method not in _METHODS:
         raise InputError(f"effects must be one of {', '.join(_METHODS)} for a run, got {method!r}.")
     run = model if isinstance(model, Run) else Run.open(model)
-    place = plan_execution(options.device, "off", "float32").device
-    data = Batches.of(examples_of(run.spec, options.sequences or EXAMPLES), place, run.spec.ignore_label)
-    decoder = run.model().to(place)
+    device = plan_execution(options.device, "off", "float32").device
+    data = Batches.of(examples_of(run.spec, options.sequences or DEFAULT_EXAMPLES), device, run.spec.ignore_label)
+    decoder = run.model().to(device)
     source = DecoderSource(decoder)
-    chosen = sorted({*(range(source.num_layers) if options.layers is None else options.layers)})
-    if chosen and not chosen[-1] < source.num_layers:
-        raise NotThere("layers", chosen[-1], source.num_layers)
-    key = {"run": files_of(run.directory), "sequences": len(data), "method": method, "layers": chosen}
-    kept = Kept(directory, {**key, "device": str(place), "seed": options.seed})
-    measured = _measured(source, data, chosen, kept, report)
+    layers = sorted({*(range(source.num_layers) if options.layers is None else options.layers)})
+    if layers and not layers[-1] < source.num_layers:
+        raise InvalidTarget("layers", layers[-1], source.num_layers)
+    key = {"run": files_of(run.directory), "sequences": len(data), "method": method, "layers": layers}
+    cache = AuditCache(directory, {**key, "device": str(device), "seed": options.seed})
+    measured = _measure_layers(source, data, layers, cache, report)
     effects = without_effects(measured)
     if method != "none":
         report("heads", 0, 1)
-        batches = list(data.split(replayed_at_once(run.spec, data.tokens.shape[1], place)))
-        effects = _effects(source, batches, measured, str(method), kept)
+        batches = list(data.split(ablation_batch_size(run.spec, data.tokens.shape[1], device)))
+        effects = _measure_effects(source, batches, measured, str(method), cache)
         report("heads", 1, 1)
     with torch.no_grad():
         logits = [decoder(data.tokens, data.lengths, fused=fused) for fused in (True, False)]
@@ -72,67 +72,68 @@ def audit_run(model: Run | str | Path, options: AuditOptions, directory: Path | 
         "model_type": "decoder",
         "parameters": sum(weight.numel() for weight in decoder.parameters()),
         "dtype": "float32",
-        "device": str(place),
+        "device": str(device),
         "text": "examples of the run's test set",
         "sequences": len(data),
         "tokens": data.tokens.shape[1],
     }
-    whole = float((logits[0] - logits[1]).abs().max() / logits[0].abs().max())
-    return finished(effects, about, seed=options.seed, started=started, whole=whole)
+    difference = float((logits[0] - logits[1]).abs().max() / logits[0].abs().max())
+    return finish_audit(effects, about, seed=options.seed, started=started, max_difference=difference)
 
 
-def _effects(
-    source: DecoderSource, batches: Sequence[Any], measured: Sequence[Measured], method: str, kept: Kept
+def _measure_effects(
+    source: DecoderSource, batches: Sequence[Any], measured: Sequence[CallRecords], method: str, cache: AuditCache
 ) -> AuditRecord:
     """The effects of the heads of the measured layers."""
     position = {"method": "exact", "intervention": "position"}
-    how: dict[str, Any] = position if method == "position" else {"method": method}
-    memory: Any = SimpleNamespace(
-        get=lambda key: kept.array(f"heads-{key}"), put=lambda key, found: kept.put_array(f"heads-{key}", found)
+    options: dict[str, Any] = position if method == "position" else {"method": method}
+    parts: Any = SimpleNamespace(
+        get=lambda key: cache.get_array(f"heads-{key}"), put=lambda key, array: cache.put_array(f"heads-{key}", array)
     )
-    found = ablate_heads(source, batches, metric="loss", cumulative=False, memory=memory, **how)
-    if found.check is not None and not found.check.holds:
-        return replace(without_effects(measured, no_effects=found.check.words), check=found.check)
-    layers = [each.layer.layer for each in measured]
-    columns = zip(found.drops[layers], found.low[layers], found.high[layers], strict=True)
-    told = {"effect": "loss", "method": method, "baseline": or_none(found.baseline), "check": found.check}
-    return with_effects(measured, columns, intervals="over examples", **told)
+    ablation = ablate_heads(source, batches, metric="loss", cumulative=False, cache=parts, **options)
+    if ablation.check is not None and not ablation.check.is_reliable:
+        return replace(without_effects(measured, no_effects=ablation.check.summary), check=ablation.check)
+    layers = [call.layer.layer for call in measured]
+    columns = zip(ablation.drops[layers], ablation.low[layers], ablation.high[layers], strict=True)
+    fields = {"effect": "loss", "method": method, "check": ablation.check}
+    fields["baseline"] = finite_or_none(ablation.baseline)
+    return with_effects(measured, columns, intervals="over examples", **fields)
 
 
-def _measured(
-    source: DecoderSource, data: Batches, chosen: Sequence[int], kept: Kept, report: Callable[[str, int, int], None]
-) -> list[Measured]:
+def _measure_layers(
+    source: DecoderSource, data: Batches, layers: Sequence[int], cache: AuditCache, report: Progress
+) -> list[CallRecords]:
     """The measured layers; saved ones are reused."""
-    done = [each for number in chosen if (each := kept.layer(number)) is not None]
-    if len(done) == len(chosen):
-        return done
-    trace = AttentionTrace(source, data.tokens, data.lengths, layers=list(chosen))
-    shares: list[Behaviour | None] = [None] * len(chosen)
+    saved = [record for number in layers if (record := cache.load_layer(number)) is not None]
+    if len(saved) == len(layers):
+        return saved
+    trace = AttentionTrace(source, data.tokens, data.lengths, layers=list(layers))
+    shares: list[Behaviour | None] = [None] * len(layers)
     unknown = None
     try:
         shares = [behaviour(layer, counted="used") for layer in trace]
     except InputError as error:
         unknown = str(error)
-    measured: list[Measured] = []
-    for number, heads in enumerate(source.outputs(data.tokens, data.lengths)):
-        if number in chosen:
-            report("layers", len(measured), len(chosen))
-            found = _layer(trace[number], data.tokens, heads, shares[len(measured)], unknown)
-            kept.put_layer(number, found)
-            measured.append(found)
-    report("layers", len(chosen), len(chosen))
+    measured: list[CallRecords] = []
+    for number, heads in enumerate(source.head_outputs(data.tokens, data.lengths)):
+        if number in layers:
+            report("layers", len(measured), len(layers))
+            record = _measure_layer(trace[number], data.tokens, heads, shares[len(measured)], unknown)
+            cache.save_layer(number, record)
+            measured.append(record)
+    report("layers", len(layers), len(layers))
     return measured
 
 
-def _layer(
+def _measure_layer(
     layer: LayerTrace, tokens: Tensor, heads: Float[Tensor, "B N H dv"], shares: Behaviour | None, unknown: str | None
-) -> Measured:
+) -> CallRecords:
     name, count, length = type(layer.encoding).__name__, *layer.q.shape[1:3]
-    sums, missed = _sums(layer, tokens, heads)
+    sums, error = _pattern_sums(layer, tokens, heads)
     use = None
     with suppress(InputError):  # an encoding without a form
-        found = None if unknown else frequency_use(layer, counted="used")
-        use = found if found is not None and found.frequencies.shape[-1] else None
+        frequencies = None if unknown else frequency_use(layer, counted="used")
+        use = frequencies if frequencies is not None and frequencies.frequencies.shape[-1] else None
     record = LayerRecord(
         side="decoder" if layer.causal else "encoder",
         kind="self",
@@ -149,29 +150,29 @@ def _layer(
         frequencies=() if use is None else tuple(use.frequencies.amax(0).tolist()),
         unknown=unknown,
         weights=None,
-        outputs=missed,
-        tolerance=_ALLOWED,
+        outputs=error,
+        tolerance=_TOLERANCE,
     )
     bias = None
-    if layer.encoding.coupling == "bias" and layer.whole:  # by offset, if it does not depend on content
+    if layer.encoding.coupling == "bias" and layer.has_all_positions:  # by offset, if it does not depend on content
         with torch.no_grad():
             kernel = layer.encoding.kernel(torch.arange(0 if layer.causal else 1 - length, length))
         bias = None if kernel is None else kernel.cpu().numpy()
-    return Measured(record, head_records(record, sums, shares, use, bias))
+    return CallRecords(record, head_records(record, sums, shares, use, bias))
 
 
-def _sums(layer: LayerTrace, tokens: Tensor, heads: Float[Tensor, "B N H dv"]) -> tuple[PatternSums, float]:
+def _pattern_sums(layer: LayerTrace, tokens: Tensor, heads: Float[Tensor, "B N H dv"]) -> tuple[PatternSums, float]:
     """The attention patterns, and the difference between weights times values and the heads' outputs."""
     count, length = layer.q.shape[1:3]
     sums = PatternSums(heads=count, queries=length, keys=length, tokens=tokens)
-    step, missed, size = max(1, _AT_ONCE // (count * length**2)), 0.0, 0.0
+    step, error, size = max(1, _MAX_LOGITS // (count * length**2)), 0.0, 0.0
     for start in range(0, len(tokens), step):
-        some = slice(start, start + step)
-        there = layer.present[some, None, :, None]
-        weights = layer.weights(sequences=some)
-        logits = layer.logits(sequences=some).masked_fill(~there, -torch.inf)  # padding has no queries
-        sums.add(layer.rows, logits, weights, sequences=some)
-        made = weights @ layer.v[some].repeat_interleave(count // layer.v.shape[1], 1)
-        missed = max(missed, float(((made.transpose(1, 2) - heads[some]) * there.transpose(1, 2)).abs().max()))
-        size = max(size, float(heads[some].abs().max()))
-    return sums, missed / (size or 1.0)
+        batch = slice(start, start + step)
+        present = layer.present[batch, None, :, None]
+        weights = layer.weights(sequences=batch)
+        logits = layer.logits(sequences=batch).masked_fill(~present, -torch.inf)  # padding has no queries
+        sums.add(layer.rows, logits, weights, sequences=batch)
+        outputs = weights @ layer.v[batch].repeat_interleave(count // layer.v.shape[1], 1)
+        error = max(error, float(((outputs.transpose(1, 2) - heads[batch]) * present.transpose(1, 2)).abs().max()))
+        size = max(size, float(heads[batch].abs().max()))
+    return sums, error / (size or 1.0)

@@ -11,11 +11,11 @@ from typing import Any
 
 from pyarrow import csv, parquet
 
-from toeplens.ground import write_bytes, write_json
-from toeplens.ground.files import make_directory
 from toeplens.studies.auditing.record import PARTS, AuditRecord
 from toeplens.studies.kit.changes import VERSIONS
 from toeplens.studies.kit.pages import HasPage
+from toeplens.utils import write_bytes, write_json
+from toeplens.utils.files import make_directory
 
 RECORD = "audit.json"  # file name of the record
 PARQUET, CSV = "heads.parquet", "heads.csv"
@@ -32,17 +32,17 @@ class Audit(AuditRecord, HasPage):
         return {"text/plain": repr(self)} if chart is None else chart._repr_mimebundle_(include, exclude)
 
 
-def finished(effects: AuditRecord, about: dict[str, Any], *, seed: int, started: float, **more: Any) -> Audit:
+def finish_audit(effects: AuditRecord, about: dict[str, Any], *, seed: int, started: float, **fields: Any) -> Audit:
     """The finished audit, with seed, versions and seconds added to its ``about``.
 
     ``started`` is the start time, from `time.monotonic`.
     """
     seconds = round(time.monotonic() - started, 1)
-    more["about"] = {**about, "seed": seed, **effects.about, **VERSIONS, "seconds": seconds}
-    return Audit(**vars(replace(effects, **more)))
+    fields["about"] = {**about, "seed": seed, **effects.about, **VERSIONS, "seconds": seconds}
+    return Audit(**vars(replace(effects, **fields)))
 
 
-def save(audit: Audit, directory: Path) -> Path:
+def save_audit(audit: Audit, directory: Path) -> Path:
     """Write the record and its tables atomically, replacing an earlier audit. Returns the directory.
 
     The saved progress of an unfinished audit is removed.
@@ -59,7 +59,7 @@ def save(audit: Audit, directory: Path) -> Path:
 
 def open_audit(directory: Path | str) -> Audit:
     """The audit in a directory. Raises `InputError` if there is none or if it is damaged."""
-    return Audit.in_directory(directory, RECORD)
+    return Audit.from_directory(directory, RECORD)
 
 
 def parquet_of(audit: Audit) -> bytes:

@@ -16,23 +16,31 @@ from typing import Any
 
 from torch import Tensor
 
-from toeplens.ground import InputError, invalid
-from toeplens.ground.outputs import entered, must_be_of
-from toeplens.sources.huggingface import Change, NoGradient, NoPosition, as_tokens
-from toeplens.sources.huggingface.interventions import NotThere, calls_of
-from toeplens.sources.huggingface.load import Loaded, called_of, open_model
-from toeplens.sources.huggingface.model import library
+from toeplens.backends.hf import Change, NoGradient, NoPosition, as_tokens
+from toeplens.backends.hf.interventions import InvalidTarget, find_calls
+from toeplens.backends.hf.load import LoadedModel, display_name_of, open_model
+from toeplens.backends.hf.model import import_transformers
 from toeplens.studies.auditing.effects import effects_of, without_effects
-from toeplens.studies.auditing.inputs import Progress, Sequences, Work, inputs_of, read_tokens, sequences_of, texts_of
+from toeplens.studies.auditing.inputs import (
+    AuditRun,
+    Progress,
+    Sequences,
+    inputs_of,
+    read_tokens,
+    sequences_of,
+    texts_of,
+)
 from toeplens.studies.auditing.measuring import measure
-from toeplens.studies.auditing.record import PARTS, AuditRecord, Kept, Measured, identity
-from toeplens.studies.auditing.result import RECORD, Audit, finished, open_audit, save
-from toeplens.studies.kit.changes import changes_of, failures_of, told
-from toeplens.studies.kit.options import AuditOptions, taking
-from toeplens.studies.kit.questions import Item, Writer, retrieval_of
+from toeplens.studies.auditing.record import PARTS, AuditCache, AuditRecord, CallRecords, model_identity
+from toeplens.studies.auditing.result import RECORD, Audit, finish_audit, open_audit, save_audit
+from toeplens.studies.kit.changes import changes_text, report_failures, resolve_changes
+from toeplens.studies.kit.options import AuditOptions, with_options
+from toeplens.studies.kit.probe_items import ItemWriter, ProbeItem, measure_retrieval
+from toeplens.utils import InputError, invalid
+from toeplens.utils.outputs import check_same_model, open_output_dir
 
 Data = Mapping[str, str] | Path | None  # texts by name, or a file of token ids
-Write = Callable[[Path, Any], Path]  # writes a page to a directory
+WritePage = Callable[[Path, Any], Path]  # writes a page to a directory
 
 
 def is_run(model: Any) -> bool:
@@ -45,7 +53,7 @@ def is_run(model: Any) -> bool:
     return type(model).__module__ == "toeplens.training.run"
 
 
-@taking(AuditOptions)
+@with_options(AuditOptions)
 def audit(
     model: Any,
     data: Any = None,
@@ -71,7 +79,7 @@ def audit(
                      possible, and intervals are then over texts
         tokenizer    tokenizer for texts (default: the model's own)
         keep         directory of the audit. Finished layers and effects are saved there until
-                     `toeplens.studies.auditing.save` writes the audit, so that an interrupted audit can be resumed
+                     `toeplens.studies.auditing.save_audit` writes the audit, so an interrupted audit can be resumed
         on_progress  called with a description of the current work, the finished amount and the total
         options      the fields of `toeplens.studies.kit.options.AuditOptions`
 
@@ -93,57 +101,57 @@ def audit_with(
         options.check_run(data=data, tokenizer=tokenizer)
         return audit_run(model, options, directory, report)
     loaded = open_model(model, dtype=options.dtype, device=options.device, pickled=options.pickled)
-    changes = changes_of(loaded, options.changes)
+    changes = resolve_changes(loaded, options.changes)
     if isinstance(data, Mapping) and any(isinstance(x, Tensor) for x in data.values()):
         loaded, data = as_tokens(loaded, data)
-    loaded.check_numbers()
-    read, tokenizer = sequences_of(loaded, data, tokenizer, options)
-    if options.first is not None and read.texts:
+    loaded.check_finite()
+    batch, tokenizer = sequences_of(loaded, data, tokenizer, options)
+    if options.first is not None and batch.texts:
         raise InputError(f"first must not be set for several texts, got {options.first}.")
-    about = _about(loaded, read, options, changes)
+    about = _describe(loaded, batch, options, changes)
     if directory is not None:
-        _must_be_same(directory, about)
-    inputs, mask_token = inputs_of(loaded.model, read), getattr(tokenizer, "mask_token_id", None)
+        _check_same_request(directory, about)
+    inputs, mask_token = inputs_of(loaded.model, batch), getattr(tokenizer, "mask_token_id", None)
     mask_token = mask_token if isinstance(mask_token, int) else None
     layers = options.layers
     if changes or not (layers is options.heads is options.first is None):  # a short pass knows what the model has
-        calls = calls_of(loaded.model, inputs, changes)
-        seen = {call.layer for call in calls}
-        if calls and layers is not None and not {*layers} <= seen:
-            raise NotThere("layers", min({*layers} - seen), max(seen) + 1)
+        calls = find_calls(loaded.model, inputs, changes)
+        present = {call.layer for call in calls}
+        if calls and layers is not None and not {*layers} <= present:
+            raise InvalidTarget("layers", min({*layers} - present), max(present) + 1)
         if calls:
             _check_heads(options, [call.heads for call in calls if layers is None or call.layer in layers])
-    needles: list[Item] = []
+    needles: list[ProbeItem] = []
     if options.needles:
         texts, count = texts_of(data), options.needles
         if texts is None:
             raise InputError("needles must not be set without a text.")
-        writer, length = Writer(tokenizer, "\n\n".join(texts.values()), options.seed), read.tokens.shape[1]
+        writer, length = ItemWriter(tokenizer, "\n\n".join(texts.values()), options.seed), batch.tokens.shape[1]
         depths = (number / max(1, count - 1) for number in range(count))  # from the beginning to the end
-        needles = [writer.needle(length, depth, field="max_tokens") for depth in depths]
+        needles = [writer.needle_item(length, depth, field="max_tokens") for depth in depths]
     key: dict[str, Any] = {}
     if directory is not None:  # everything that determines the results
         key = {name: about[name] for name in ("class", "dtype", "device", "input", "transformers")}
         key |= {name: getattr(options, name) for name in ("layers", "heads", "effects", "first", "seed")}
-        key |= {"model": identity(loaded.model, loaded.name), "needles": [item.tokens for item in needles]}
+        key |= {"model": model_identity(loaded.model, loaded.name), "needles": [item.tokens for item in needles]}
         key |= {"changes": [repr(change) for change in changes], "mask_token": mask_token}
-    work = Work(loaded, options, read, inputs, mask_token, changes, Kept(directory, key), report)
-    size = " sequences of ".join(map(str, read.tokens.shape))
-    lower = "Lower sequences or max_tokens, use fewer layers or a smaller dtype, or set effects to none."
-    with failures_of(loaded, "audit", f" with {size} tokens. {lower}"):
+    work = AuditRun(loaded, options, batch, inputs, mask_token, changes, AuditCache(directory, key), report)
+    size = " sequences of ".join(map(str, batch.tokens.shape))
+    advice = "Lower sequences or max_tokens, use fewer layers or a smaller dtype, or set effects to none."
+    with report_failures(loaded, "audit", f" with {size} tokens. {advice}"):
         try:
-            scores = _retrieval(work, needles) if needles else {}
-            measured, whole = measure(work)
-            for at, each in enumerate(measured):
-                if scores and each.layer.kind == "self":
-                    heads = (replace(head, retrieval=scores.get((head.layer, head.head))) for head in each.heads)
-                    measured[at] = replace(each, heads=tuple(heads))
-            _check_heads(options, [each.layer.heads for each in measured])
-            effects = without_effects(measured) if options.effects == "none" else _effects(work, measured)
+            scores = _retrieval_scores(work, needles) if needles else {}
+            measured, diff = measure(work)
+            for index, record in enumerate(measured):
+                if scores and record.layer.kind == "self":
+                    heads = (replace(head, retrieval=scores.get((head.layer, head.head))) for head in record.heads)
+                    measured[index] = replace(record, heads=tuple(heads))
+            _check_heads(options, [record.layer.heads for record in measured])
+            effects = without_effects(measured) if options.effects == "none" else _measure_effects(work, measured)
         except InputError:  # the same audit would be refused again
-            work.kept.clear()
+            work.cache.clear()
             raise
-    return finished(effects, about, seed=options.seed, started=started, whole=whole, words=read.words)
+    return finish_audit(effects, about, seed=options.seed, started=started, max_difference=diff, words=batch.words)
 
 
 def audit_in(
@@ -151,7 +159,7 @@ def audit_in(
     model: str,
     data: Data,
     options: AuditOptions,
-    write: Write | None = None,
+    write: WritePage | None = None,
     *,
     digest: str | None = None,
     on_progress: Progress = lambda what, done, total: None,
@@ -161,33 +169,33 @@ def audit_in(
     Finished parts are saved there, and an interrupted audit is resumed. Error messages count layers and heads from 1.
     The ``digest`` of the request is recorded.
     """
-    with entered(directory, "audit", (RECORD, PARTS)):
+    with open_output_dir(directory, "audit", (RECORD, PARTS)):
         if not is_run(model):
-            must_be_of(directory / RECORD, called_of(model), "audit")
-        read = read_tokens(data) if isinstance(data, Path) else data
+            check_same_model(directory / RECORD, display_name_of(model), "audit")
+        tokens = read_tokens(data) if isinstance(data, Path) else data
         try:
-            found = audit_with(options, model, read, None, directory, on_progress)
-        except NotThere as error:
-            raise error.for_people() from None
+            new = audit_with(options, model, tokens, None, directory, on_progress)
+        except InvalidTarget as error:
+            raise error.counted_from_one() from None
         more = {"text": data.name if isinstance(data, Path) else None, "request": digest}
-        found = replace(found, about=found.about | {name: value for name, value in more.items() if value is not None})
+        new = replace(new, about=new.about | {name: value for name, value in more.items() if value is not None})
         if write is not None:
-            write(directory, found.page())
-        save(found, directory)
-    return found
+            write(directory, new.page())
+        save_audit(new, directory)
+    return new
 
 
 def _check_heads(options: AuditOptions, counts: Sequence[int]) -> None:
     """Raise `InputError` for heads that no call has, and for more heads than there are."""
-    most, heads = max(counts, default=0), options.heads
-    if heads is not None and not 0 <= min(heads) <= max(heads) < most:
-        raise NotThere("heads", max(heads), most)
-    there = sum(count if heads is None else len({*heads}) for count in counts)
-    if options.first is not None and options.first > there:
-        raise invalid("first", f"be at most {there}, the number of heads", options.first)
+    max_heads, heads = max(counts, default=0), options.heads
+    if heads is not None and not 0 <= min(heads) <= max(heads) < max_heads:
+        raise InvalidTarget("heads", max(heads), max_heads)
+    num_heads = sum(count if heads is None else len({*heads}) for count in counts)
+    if options.first is not None and options.first > num_heads:
+        raise invalid("first", f"be at most {num_heads}, the number of heads", options.first)
 
 
-def _effects(work: Work, measured: Sequence[Measured]) -> AuditRecord:
+def _measure_effects(work: AuditRun, measured: Sequence[CallRecords]) -> AuditRecord:
     """The effects, or why there are none."""
     try:
         return effects_of(work, measured)
@@ -197,50 +205,50 @@ def _effects(work: Work, measured: Sequence[Measured]) -> AuditRecord:
         return without_effects(measured, no_effects=str(error))
 
 
-def _retrieval(work: Work, needles: Sequence[Item]) -> dict[tuple[int, int], float]:
+def _retrieval_scores(work: AuditRun, needles: Sequence[ProbeItem]) -> dict[tuple[int, int], float]:
     """The retrieval score of each layer's heads. Saved scores are reused."""
-    found = work.kept.get("needles")
-    if found is None:
-        retrieved = retrieval_of(work.loaded, needles, partial(work.report, "needles"))
-        found = [[one.layer, one.head, one.score] for one in retrieved]
-        work.kept.put("needles", found)
-    return {(layer, head): score for layer, head, score in found}
+    rows = work.cache.get("needles")
+    if rows is None:
+        retrieved = measure_retrieval(work.loaded, needles, partial(work.report, "needles"))
+        rows = [[one.layer, one.head, one.score] for one in retrieved]
+        work.cache.put("needles", rows)
+    return {(layer, head): score for layer, head, score in rows}
 
 
-def _must_be_same(directory: Path, about: Mapping[str, Any]) -> None:
+def _check_same_request(directory: Path, about: Mapping[str, Any]) -> None:
     """Raise `InputError` instead of replacing a finished audit with other tokens or other changes."""
     if not (directory / RECORD).is_file():
         return
-    had = open_audit(directory).about
-    tokens = had.get("input") not in (None, about["input"])
-    if tokens or (had.get("changes") or []) != about.get("changes", []):
-        size, text = f"{had.get('sequences')} x {had.get('tokens')} tokens", had.get("text") or "source not recorded"
+    old = open_audit(directory).about
+    tokens = old.get("input") not in (None, about["input"])
+    if tokens or (old.get("changes") or []) != about.get("changes", []):
+        size, text = f"{old.get('sequences')} x {old.get('tokens')} tokens", old.get("text") or "source not recorded"
         raise InputError(
             f"out: {directory} contains a finished audit {'on other tokens' if tokens else 'with other changes'} "
             f"({size}, {text}). Choose an empty or new directory."
         )
 
 
-def _about(loaded: Loaded, read: Sequences, options: AuditOptions, changes: Sequence[Change]) -> dict[str, Any]:
+def _describe(loaded: LoadedModel, data: Sequences, options: AuditOptions, changes: Sequence[Change]) -> dict[str, Any]:
     """The description of the model and of its input."""
-    model, (count, length) = loaded.model, read.tokens.shape
-    digest = hashlib.sha256(f"{list(read.tokens.shape)} {list(read.lengths)}".encode() + read.tokens.numpy().tobytes())
-    more = {"needles": options.needles, "changes": told(changes), "texts": list(read.texts)}
-    more |= {"lengths": list(read.lengths), "unused_bos": read.unused_bos}
+    model, (count, length) = loaded.model, data.tokens.shape
+    digest = hashlib.sha256(f"{list(data.tokens.shape)} {list(data.lengths)}".encode() + data.tokens.numpy().tobytes())
+    extra = {"needles": options.needles, "changes": changes_text(changes), "texts": list(data.texts)}
+    extra |= {"lengths": list(data.lengths), "unused_bos": data.unused_bos}
     return {
-        "model": loaded.called,
+        "model": loaded.display_name,
         "class": type(model).__name__,
         "model_type": model.config.model_type,
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "random_weights": list(loaded.missing),
-        "unused_weights": list(loaded.left_over),
+        "unused_weights": list(loaded.unused),
         "dtype": str(model.dtype).removeprefix("torch."),
         "weights": None if loaded.quantised is None else str(loaded.quantised),
         "device": str(model.device),
-        "transformers": library().__version__,
-        "text": read.origin,
+        "transformers": import_transformers().__version__,
+        "text": data.origin,
         "sequences": count,
         "tokens": length,
         "input": digest.hexdigest(),
-        **{name: value for name, value in more.items() if value},
+        **{name: value for name, value in extra.items() if value},
     }

@@ -1,23 +1,23 @@
 """Custom studies from a YAML file: a grid of tasks by encodings."""
 
-from toeplens.studies.grid.measured import FIGURES, Point, Relation, Row
-from toeplens.studies.grid.spec import Column, GridSpec, grid_spec, read_spec, specs
-from toeplens.studies.grid.study import Evidence, Grid, cells, gather, is_grid, study
+from toeplens.studies.grid.measures import HEAD_PROPERTIES, GridRow, ModelPoint, RankRelation
+from toeplens.studies.grid.spec import EncodingColumn, GridSpec, grid_spec, read_spec, spec_names
+from toeplens.studies.grid.study import ClaimData, GridStudy, gather, grid_cells, is_grid, run_study
 
 __all__ = [
-    "FIGURES",
-    "Column",
-    "Evidence",
-    "Grid",
+    "HEAD_PROPERTIES",
+    "ClaimData",
+    "EncodingColumn",
+    "GridRow",
     "GridSpec",
-    "Point",
-    "Relation",
-    "Row",
-    "cells",
+    "GridStudy",
+    "ModelPoint",
+    "RankRelation",
     "gather",
+    "grid_cells",
     "grid_spec",
     "is_grid",
     "read_spec",
-    "specs",
-    "study",
+    "run_study",
+    "spec_names",
 ]

@@ -9,86 +9,86 @@ from itertools import product
 import numpy as np
 from jaxtyping import Float
 
-from toeplens.engine.language import Bits, Copying, Extension, HeadPatterns, Needles
-from toeplens.ground.records import Record
+from toeplens.engine.language import BitsPerByte, Copying, Extension, HeadPatterns, Needles
 from toeplens.lens.kit.intervals import spearman
 from toeplens.studies.grid.spec import GridSpec
 from toeplens.studies.kit.results import CellResult, Results, mean_of
+from toeplens.utils.records import Record
 
-TOP = 3  # maximum number of heads of a type: those with the most attention on the previous token or after a copy
-LEAST = 0.2  # minimum attention of a head of a type
-NEAR = 0.5  # distance for comparing copies, in training lengths
-LONG = 4.0  # length for comparing longer texts, in training lengths
-_NOTHING = float("nan")
+MAX_HEADS = 3  # maximum number of heads of a type: those with the most attention on the previous token or after a copy
+MIN_ATTENTION = 0.2  # minimum attention of a head of a type
+NEAR_FACTOR = 0.5  # distance for comparing copies, in training lengths
+LONG_FACTOR = 4.0  # length for comparing longer texts, in training lengths
+_NAN = float("nan")
 _ROUNDING = 1e-6  # smaller effects in nats count as 0
 
 
 def is_language(cell: CellResult) -> bool:
     """Whether a cell is a language model with the measure ``bits``."""
-    return isinstance(cell.measure("bits"), Bits)
+    return isinstance(cell.measure("bits"), BitsPerByte)
 
 
-def bits(cell: CellResult) -> float:
+def bits_per_byte(cell: CellResult) -> float:
     """Bits per byte at the training length."""
-    found = cell.measure("bits")
-    return found.bits.value if isinstance(found, Bits) else _NOTHING
+    measure = cell.measure("bits")
+    return measure.bits.value if isinstance(measure, BitsPerByte) else _NAN
 
 
-def lost(cell: CellResult, factor: float = LONG) -> float:
+def bits_increase(cell: CellResult, factor: float = LONG_FACTOR) -> float:
     """Increase in bits per byte at the end of a text of that length, compared with one training length of context."""
-    found = cell.measure("bits")
-    row = found.at(factor) if isinstance(found, Bits) else None
-    return _NOTHING if row is None or row.gain is None else row.gain.value
+    measure = cell.measure("bits")
+    row = measure.at_factor(factor) if isinstance(measure, BitsPerByte) else None
+    return _NAN if row is None or row.gain is None else row.gain.value
 
 
-def retrieved(cell: CellResult, factor: float) -> float:
+def needle_accuracy(cell: CellResult, factor: float) -> float:
     """Accuracy on needles in texts of that length, mean over depths."""
-    found = cell.measure("needles")
-    rows = [row for row in found.rows if row.factor == factor] if isinstance(found, Needles) else []
+    measure = cell.measure("needles")
+    rows = [row for row in measure.rows if row.factor == factor] if isinstance(measure, Needles) else []
     if not rows or any(row.accuracy is None for row in rows):
-        return _NOTHING
+        return _NAN
     return float(np.mean([row.accuracy.value for row in rows if row.accuracy is not None]))
 
 
-def copied(cell: CellResult, factor: float) -> float:
+def copy_gain(cell: CellResult, factor: float) -> float:
     """Bits per token saved at the second copy of a span, at that distance."""
-    found = cell.measure("copying")
-    rows = [row for row in found.rows if row.factor == factor] if isinstance(found, Copying) else []
-    return rows[0].gain.value if rows and rows[0].gain is not None else _NOTHING
+    measure = cell.measure("copying")
+    rows = [row for row in measure.rows if row.factor == factor] if isinstance(measure, Copying) else []
+    return rows[0].gain.value if rows and rows[0].gain is not None else _NAN
 
 
-def extended(cell: CellResult, method: str, factor: float = LONG, *, tuned: bool = False) -> float:
+def extended_bits(cell: CellResult, method: str, factor: float = LONG_FACTOR, *, tuned: bool = False) -> float:
     """Bits per byte at the end of longer texts after a change of the trained model's rotation."""
-    found = cell.measure("extension-tuned" if tuned else "extension")
-    rows = found.rows if isinstance(found, Extension) else ()
+    measure = cell.measure("extension-tuned" if tuned else "extension")
+    rows = measure.rows if isinstance(measure, Extension) else ()
     row = next((row for row in rows if (row.method, row.factor) == (method, factor)), None)
-    return _NOTHING if row is None or row.bits is None else row.bits.value
+    return _NAN if row is None or row.bits is None else row.bits.value
 
 
-def kind_share(cell: CellResult, kind: str, share: str) -> float:
-    """Mean share over the (`TOP`) heads with the most attention of a type, ``previous`` or ``induction``, if it is at
-    least `LEAST`."""
-    return _by_kind(cell, kind, share)[0]
+def head_type_share(cell: CellResult, head_type: str, share: str) -> float:
+    """Mean share over the (`MAX_HEADS`) heads with the most attention of a type, ``previous`` or ``induction``, if it
+    is at least `MIN_ATTENTION`."""
+    return _by_head_type(cell, head_type, share)[0]
 
 
-def kind_lead(cell: CellResult, kind: str, share: str) -> float:
-    """`kind_share` minus the mean share of the model's other heads."""
-    own, others = _by_kind(cell, kind, share)
-    return own - others
+def head_type_lead(cell: CellResult, head_type: str, share: str) -> float:
+    """`head_type_share` minus the mean share of the model's other heads."""
+    of_type, others = _by_head_type(cell, head_type, share)
+    return of_type - others
 
 
-def _by_kind(cell: CellResult, kind: str, share: str) -> tuple[float, float]:
+def _by_head_type(cell: CellResult, head_type: str, share: str) -> tuple[float, float]:
     """Mean share over the heads of a type, and over all others; NaN if there are none."""
-    patterns, follows = cell.measure("patterns"), cell.measure("behaviour")
-    if not isinstance(patterns, HeadPatterns) or follows is None:
-        return _NOTHING, _NOTHING
-    weights, values = getattr(patterns, kind).ravel(), getattr(follows, share).ravel()
-    top = np.argsort(-weights, kind="stable")[:TOP]
-    among = np.zeros(len(values), dtype=bool)
-    among[top[weights[top] >= LEAST]] = True
+    patterns, behaviour = cell.measure("patterns"), cell.measure("behaviour")
+    if not isinstance(patterns, HeadPatterns) or behaviour is None:
+        return _NAN, _NAN
+    weights, values = getattr(patterns, head_type).ravel(), getattr(behaviour, share).ravel()
+    top = np.argsort(-weights, kind="stable")[:MAX_HEADS]
+    is_type = np.zeros(len(values), dtype=bool)
+    is_type[top[weights[top] >= MIN_ATTENTION]] = True
     known = np.isfinite(values)
-    own, others = values[among & known], values[~among & known]
-    return (float(own.mean()) if len(own) else _NOTHING), (float(others.mean()) if len(others) else _NOTHING)
+    of_type, others = values[is_type & known], values[~is_type & known]
+    return (float(of_type.mean()) if len(of_type) else _NAN), (float(others.mean()) if len(others) else _NAN)
 
 
 def position_shares(cell: CellResult) -> Float[np.ndarray, "L H"] | None:
@@ -96,27 +96,27 @@ def position_shares(cell: CellResult) -> Float[np.ndarray, "L H"] | None:
 
     None without such effects, or if the encoding does not act in heads.
     """
-    found = cell.measure("position-loss")
-    if found is None:
+    ablation = cell.measure("position-loss")
+    if ablation is None:
         return None
-    drops = np.where((found.low > 0) & (found.drops > _ROUNDING), found.drops, 0.0)
+    drops = np.where((ablation.low > 0) & (ablation.drops > _ROUNDING), ablation.drops, 0.0)
     return drops / drops.sum() if drops.sum() > 0 else None
 
 
 def deposit(cell: CellResult, layer: int | None = None) -> float:
     """The largest of `position_shares`, over all heads or those of one layer."""
     shares = position_shares(cell)
-    return _NOTHING if shares is None else float((shares if layer is None else shares[layer]).max())
+    return _NAN if shares is None else float((shares if layer is None else shares[layer]).max())
 
 
 def positional_by_frequency(cell: CellResult, *, untrained: bool = False) -> float:
     """Rank correlation over heads of positional share and mean frequency; ``untrained``: before training."""
-    follows, use = map(cell.measure, ("beginning",) * 2 if untrained else ("behaviour", "frequency"))
-    if follows is None or use is None:
-        return _NOTHING
-    both = np.stack((follows.positional.ravel(), use.centre.ravel()))
-    both = both[:, np.isfinite(both).all(0)]
-    return float(spearman(both)) if both.shape[1] > 2 else _NOTHING
+    behaviour, use = map(cell.measure, ("beginning",) * 2 if untrained else ("behaviour", "frequency"))
+    if behaviour is None or use is None:
+        return _NAN
+    pairs = np.stack((behaviour.positional.ravel(), use.centre.ravel()))
+    pairs = pairs[:, np.isfinite(pairs).all(0)]
+    return float(spearman(pairs)) if pairs.shape[1] > 2 else _NAN
 
 
 @dataclass(frozen=True)
@@ -130,10 +130,10 @@ class LanguageRow(Record):
     bits: float | None  # per byte at the training length
     lowest: float | None  # of the seeds
     highest: float | None
-    lost: float | None  # increase in bits per byte at the end of texts of `LONG` training lengths
+    lost: float | None  # increase in bits per byte at the end of texts of `LONG_FACTOR` training lengths
     needle: float | None  # accuracy on needles at the training length
-    needle_long: float | None  # and at `LONG` times it
-    copied: float | None  # bits per token saved by an earlier copy at a distance of `NEAR` training lengths
+    needle_long: float | None  # and at `LONG_FACTOR` times it
+    copied: float | None  # bits per token saved by an earlier copy at a distance of `NEAR_FACTOR` training lengths
     deposit: float | None  # largest share of one head in the effects of removing position
     parameters: int
     seconds: float | None  # training time
@@ -143,18 +143,18 @@ def language_rows(spec: GridSpec, results: Results) -> list[LanguageRow]:
     """Every encoding with evaluated language models, task by task, best first."""
     rows = []
     for task, column in product(spec.tasks, spec.columns()):
-        cells = [cell for cell in results.of(task, column.label) if cell.status == "complete" and is_language(cell)]
+        cells = [c for c in results.cells_of(task, column.label) if c.status == "complete" and is_language(c)]
         if cells:
-            every, mean = [bits(cell) for cell in cells], partial(mean_of, cells)
+            values, mean = [bits_per_byte(cell) for cell in cells], partial(mean_of, cells)
             row = LanguageRow(
                 *(task, column.label, column.title, len(cells)),
-                bits=mean(bits),
-                lowest=min(every),
-                highest=max(every),
-                lost=mean(lost),
-                needle=mean(lambda cell: retrieved(cell, 1.0)),
-                needle_long=mean(lambda cell: retrieved(cell, LONG)),
-                copied=mean(lambda cell: copied(cell, NEAR)),
+                bits=mean(bits_per_byte),
+                lowest=min(values),
+                highest=max(values),
+                lost=mean(bits_increase),
+                needle=mean(lambda cell: needle_accuracy(cell, 1.0)),
+                needle_long=mean(lambda cell: needle_accuracy(cell, LONG_FACTOR)),
+                copied=mean(lambda cell: copy_gain(cell, NEAR_FACTOR)),
                 deposit=mean(deposit),
                 parameters=cells[0].parameters,
                 seconds=mean(lambda cell: cell.result["seconds"]),

@@ -13,13 +13,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from toeplens import encodings, tasks
-from toeplens.engine import FEWEST, MEASURES
-from toeplens.ground import InputError, choose, invalid, plain, sentence
-from toeplens.ground.errors import located
-from toeplens.ground.records import Count, Number
+from toeplens.engine import MEASURES, MIN_EXAMPLES
 from toeplens.model import DecoderConfig
 from toeplens.studies.kit.results import Seeds
 from toeplens.training import RunSpec
+from toeplens.utils import InputError, choose, invalid, to_json_types, validation_message
+from toeplens.utils.errors import with_location
+from toeplens.utils.records import FiniteFloat, NonNegativeInt
 
 _TAGS = ("null", "bool", "int", "float", "str", "seq", "map")  # YAML tags that JSON can represent
 _FIELDS = {  # without those that the grid sets
@@ -28,24 +28,24 @@ _FIELDS = {  # without those that the grid sets
 }
 
 
-class _Part(BaseModel):
+class _SpecPart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
-    def _nothing_is_all_defaults(cls, given: Any) -> Any:
-        return {} if given is None else given
+    def _none_to_defaults(cls, value: Any) -> Any:
+        return {} if value is None else value
 
     @field_validator("options", "model", "training", mode="after", check_fields=False)
     @classmethod
-    def _fields_are_known(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    def _check_fields(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         for name in value:
             if info.field_name in _FIELDS:
                 choose(str(info.field_name), name, _FIELDS[info.field_name])
-        return plain(value, str(info.field_name))
+        return to_json_types(value, str(info.field_name))
 
 
-class TaskPart(_Part):
+class TaskSpec(_SpecPart):
     """A row of the grid."""
 
     task: str = ""  # name of the task (`toeplens.tasks.names`; default: the label)
@@ -53,10 +53,10 @@ class TaskPart(_Part):
     options: dict[str, Any] = {}  # of the task
     model: dict[str, Any] = {}  # fields of `DecoderConfig` that differ for this task
     training: dict[str, Any] = {}  # fields of `RunSpec` that differ for this task
-    watch: bool = False  # whether to probe heads during training (`toeplens.engine.HeadWatch`)
+    watch: bool = False  # whether to probe heads during training (`toeplens.engine.HeadProbe`)
 
 
-class EncodingPart(_Part):
+class EncodingSpec(_SpecPart):
     """A column of the grid.
 
     A scan has one option and its values; each value is a separate column ``LABEL/VALUE``. For combined encodings,
@@ -66,25 +66,25 @@ class EncodingPart(_Part):
     encoding: str = ""  # name (`toeplens.encodings.names`), or a list of names to combine (default: the label)
     title: str = ""  # in reports
     options: dict[str, Any] = {}  # of the encoding
-    scan: dict[str, list[Number]] = {}
+    scan: dict[str, list[FiniteFloat]] = {}
     model: dict[str, Any] = {}  # fields of `DecoderConfig` that differ for this encoding
     tasks: Annotated[tuple[str, ...], Field(min_length=1)] | None = None  # labels of its tasks (default: all)
 
     @field_validator("encoding", mode="before")
     @classmethod
-    def _written_in_one_way(cls, value: Any) -> Any:
-        return encodings.canonical(value) if isinstance(value, list) else value
+    def _canonical_name(cls, value: Any) -> Any:
+        return encodings.canonical_name(value) if isinstance(value, list) else value
 
     @field_validator("scan", mode="after")
     @classmethod
-    def _one_option(cls, value: dict[str, list[float]]) -> dict[str, list[float]]:
-        if len(value) > 1 or any(not each or len(set(each)) < len(each) for each in value.values()):
+    def _check_scan(cls, value: dict[str, list[float]]) -> dict[str, list[float]]:
+        if len(value) > 1 or any(not values or len(set(values)) < len(values) for values in value.values()):
             raise ValueError(f"scan must have one option with different values, got {value}.")
         return value
 
 
 @dataclass(frozen=True)
-class Column:
+class EncodingColumn:
     """An encoding as one column of the grid, or one value of a scan."""
 
     label: str  # in the study
@@ -97,7 +97,7 @@ class Column:
     value: float | None = None  # of the scanned option; None without a scan
 
 
-class GridSpec(_Part):
+class GridSpec(_SpecPart):
     """A study of tasks by encodings; the fields are those of the YAML file.
 
     title, about  for the report
@@ -114,18 +114,18 @@ class GridSpec(_Part):
 
     title: str = Field("Tasks by encodings", min_length=1)
     about: str = ""
-    tasks: dict[str, TaskPart] = Field(min_length=1)
-    encodings: dict[str, EncodingPart] = Field(min_length=1)
+    tasks: dict[str, TaskSpec] = Field(min_length=1)
+    encodings: dict[str, EncodingSpec] = Field(min_length=1)
     model: dict[str, Any] = {}
     training: dict[str, Any] = {}
     seeds: Seeds = 3
-    first_seed: Annotated[Count, Field(le=2**63)] = 42
+    first_seed: Annotated[NonNegativeInt, Field(le=2**63)] = 42
     measures: tuple[str, ...] = ("behaviour", "frequency", "toeplitz", "extrapolation")
-    examples: Annotated[Count, Field(ge=1, le=10**9)] = 1024
+    examples: Annotated[NonNegativeInt, Field(ge=1, le=10**9)] = 1024
     claims: str | None = None
 
     @model_validator(mode="after")
-    def _names_are_known(self) -> GridSpec:
+    def _check_names(self) -> GridSpec:
         for name in self.measures:
             choose("measures", name, MEASURES)
             if self.measures.count(name) > 1:
@@ -135,55 +135,55 @@ class GridSpec(_Part):
         for field, parts in (("tasks", self.tasks), ("encodings", self.encodings)):
             if not all(label.strip() for label in parts):
                 raise ValueError(f"{field} must have names that are not empty.")
-        if "representation" in self.measures and self.examples < FEWEST:
-            raise invalid("examples", f"be at least {FEWEST} for the measure representation", self.examples)
+        if "representation" in self.measures and self.examples < MIN_EXAMPLES:
+            raise invalid("examples", f"be at least {MIN_EXAMPLES} for the measure representation", self.examples)
         for label, part in self.tasks.items():
             choose(f"tasks.{label}", part.task or label, tasks.names())
         for label, part in self.encodings.items():
             try:
-                encodings.named(part.encoding or label)
+                encodings.split_names(part.encoding or label)
             except InputError as error:
                 raise InputError(
-                    located(("encodings", label), str(error).removeprefix("encoding: ").removeprefix("encoding "))
+                    with_location(("encodings", label), str(error).removeprefix("encoding: ").removeprefix("encoding "))
                 ) from error
             for task in part.tasks or ():
                 choose(f"encodings.{label}.tasks", task, self.tasks)
         counts = Counter(column.label for column in self.columns())
-        twice = next((label for label, count in counts.items() if count > 1), None)
-        if twice is not None:
-            raise ValueError(f"encodings must have different labels, got {twice!r} twice.")
+        duplicate = next((label for label, count in counts.items() if count > 1), None)
+        if duplicate is not None:
+            raise ValueError(f"encodings must have different labels, got {duplicate!r} twice.")
         return self
 
-    def columns(self) -> Iterator[Column]:
+    def columns(self) -> Iterator[EncodingColumn]:
         """The encodings in order, scans value by value."""
         for label, part in self.encodings.items():
-            name = encodings.canonical(part.encoding or label)
-            about = {"encoding": name, "model": part.model, "tasks": part.tasks or tuple(self.tasks)}
-            called = part.title or (label if part.encoding else name)
+            name = encodings.canonical_name(part.encoding or label)
+            common = {"encoding": name, "model": part.model, "tasks": part.tasks or tuple(self.tasks)}
+            base_title = part.title or (label if part.encoding else name)
             if not part.scan:
-                yield Column(label, called, options=part.options, **about)
+                yield EncodingColumn(label, base_title, options=part.options, **common)
             for option, values in part.scan.items():
-                short = len({f"{value:g}" for value in values}) == len(values)
-                taken = encodings.options(name).get(option)
-                kinds = () if taken is None else get_args(taken.annotation) or (taken.annotation,)
+                is_short = len({f"{value:g}" for value in values}) == len(values)
+                parameter = encodings.options(name).get(option)
+                types = () if parameter is None else get_args(parameter.annotation) or (parameter.annotation,)
                 for value in values:
-                    shown = f"{value:g}" if short else repr(value)
-                    only_whole = value.is_integer() and int in kinds and float not in kinds
-                    given: Any = int(value) if only_whole else value
-                    options = {**part.options, option: given}
+                    text = f"{value:g}" if is_short else repr(value)
+                    is_int = value.is_integer() and int in types and float not in types
+                    setting: Any = int(value) if is_int else value
+                    options = {**part.options, option: setting}
                     if " + " in name:  # options of several encodings: rope.base
-                        one, _, own = option.partition(".")
-                        before = part.options.get(one, {})
-                        given = {**before, own: given} if own and isinstance(before, dict) else given
-                        options = {**part.options, one: given}
-                    title = f"{called}, {option} {shown}"
-                    yield Column(f"{label}/{shown}", title, options=options, scan=label, value=value, **about)
+                        part_name, _, key = option.partition(".")
+                        previous = part.options.get(part_name, {})
+                        setting = {**previous, key: setting} if key and isinstance(previous, dict) else setting
+                        options = {**part.options, part_name: setting}
+                    title = f"{base_title}, {option} {text}"
+                    yield EncodingColumn(f"{label}/{text}", title, options=options, scan=label, value=value, **common)
 
     def to_yaml(self) -> str:
         """The study as YAML, with tasks and encodings in order."""
         return yaml.safe_dump(self.model_dump(mode="json", exclude_defaults=True), sort_keys=False, width=120)
 
-    def of_text(self, files: Sequence[str]) -> GridSpec:
+    def with_text(self, files: Sequence[str]) -> GridSpec:
         """The same study on other text; raises `InputError` if no task reads text from files."""
         content = self.model_dump(mode="json")
         changed = [label for label, part in self.tasks.items() if "text" in tasks.options(part.task or label)]
@@ -199,21 +199,21 @@ class GridSpec(_Part):
         return self.tasks[task].title or task
 
 
-def specs() -> tuple[str, ...]:
+def spec_names() -> tuple[str, ...]:
     """The names of the shipped studies, including those of other packages (entry point ``toeplens.studies``)."""
     return tuple(sorted(entry_points(group="toeplens.studies").names))
 
 
-def read_spec(place: Path | str) -> GridSpec:
+def read_spec(source: Path | str) -> GridSpec:
     """A study from a YAML file, or a shipped study by name; raises `InputError`."""
-    path = Path(place)
+    path = Path(source)
     if not path.exists() and path.suffix not in (".yaml", ".yml"):
-        path = Path(entry_points(group="toeplens.studies")[choose("spec", str(place), specs())].load())
+        path = Path(entry_points(group="toeplens.studies")[choose("spec", str(source), spec_names())].load())
     try:
         return spec_from_yaml(path.read_text("utf-8"), str(path))
     except FileNotFoundError:
         raise InputError(
-            f"spec: file {path} does not exist. Give a YAML file or one of {', '.join(specs())}."
+            f"spec: file {path} does not exist. Give a YAML file or one of {', '.join(spec_names())}."
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"spec: {path} cannot be read ({error}).") from None
@@ -246,17 +246,17 @@ class _Loader(yaml.SafeLoader):
     def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
         """The tag of an untagged value: dates and 1:30 (90 in YAML 1.1) are strings."""
         tag: str = super().resolve(kind, value, implicit)
-        old = tag.endswith(":timestamp") or (tag.endswith((":int", ":float")) and ":" in value)
-        return self.DEFAULT_SCALAR_TAG if old else tag
+        is_yaml11 = tag.endswith(":timestamp") or (tag.endswith((":int", ":float")) and ":" in value)
+        return self.DEFAULT_SCALAR_TAG if is_yaml11 else tag
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
-        seen: set[tuple[str, str]] = set()
+        keys: set[tuple[str, str]] = set()
         for key, _ in node.value:
-            known = (key.tag, str(key.value))
-            if isinstance(key, yaml.ScalarNode) and known in seen:
+            entry = (key.tag, str(key.value))
+            if isinstance(key, yaml.ScalarNode) and entry in keys:
                 raise ValueError(f"{key.value!r} is set twice, again in line {key.start_mark.line + 1}")
-            seen.add(known)
+            keys.add(entry)
         return node
 
 
@@ -267,6 +267,6 @@ def grid_spec(content: Any) -> GridSpec:
     try:
         return GridSpec(**content)
     except ValidationError as error:
-        raise InputError(sentence(error, GridSpec)) from None
+        raise InputError(validation_message(error, GridSpec)) from None
     except TypeError as error:
         raise InputError(f"spec: {error}.") from None

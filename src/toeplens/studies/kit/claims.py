@@ -1,7 +1,7 @@
 """The ledger: a claim has a statement, a rule fixed before the data, and tests that give a verdict.
 
-A test is data (`Test`: which value of which models lies above or below which threshold), or a function from a study's
-data to findings. Claims are written in YAML (`claim_of`).
+A test is data (`MeanTest`: which value of which models lies above or below which threshold), or a function from a
+study's data to findings. Claims are written in YAML (`claim_of`).
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from pathlib import Path
 from string import Template
 from typing import Any, Generic, TypeVar
 
-from toeplens.ground.files import read_yaml
-from toeplens.ground.words import listed
 from toeplens.model import Protocol
-from toeplens.studies.kit.results import ONLY_SKILLED, UNRULED, Figure, Results
+from toeplens.studies.kit.results import NO_STOPPING_RULE, ONLY_SKILLED_RULE, ModelValue, Results
 from toeplens.studies.kit.verdicts import (
     LEVEL,
-    NONE_COUNTS,
-    OPEN,
+    NO_RUNS,
+    OPEN_VERDICTS,
     RULE,
     Finding,
     Verdict,
-    chance,
+    claim_p_value,
     combine,
     contrast,
     holm,
-    sharing,
+    num_tests,
+    part_verdicts,
     supporting,
-    told_of,
     within,
 )
+from toeplens.utils.files import read_yaml
+from toeplens.utils.formatting import join_list
 
 MARGIN = 0.02
-WHY_MARGIN = "smaller differences are not visible in the source's figures, and five seeds can resolve this one"
-BETTER = f"mean final test accuracy higher by more than {100 * MARGIN:g} points ({WHY_MARGIN})"
-STOPPED = f"Only models that have stopped learning count ({UNRULED})."
+MARGIN_REASON = "smaller differences are not visible in the source's figures, and five seeds can resolve this one"
+BETTER_RULE = f"mean final test accuracy higher by more than {100 * MARGIN:g} points ({MARGIN_REASON})"
+STOPPED_RULE = f"Only models that have stopped learning count ({NO_STOPPING_RULE})."
 
 Data = TypeVar("Data")
 Check = Callable[[Data], Sequence[Finding]]
@@ -52,7 +52,7 @@ def deviation(share: float) -> float:
 
 
 @dataclass(frozen=True)
-class Test:
+class MeanTest:
     """A test of a mean over trained models, as data; called with a study's data, it gives its findings.
 
     figure        the value of a model
@@ -65,7 +65,7 @@ class Test:
     essential     whether the claim fails with it; otherwise it is a supporting part
     """
 
-    figure: Figure
+    figure: ModelValue
     of: str | Sequence[str] | Mapping[str, float]
     minus: str | Sequence[str] = ()
     above: float = -inf
@@ -76,38 +76,38 @@ class Test:
     essential: bool = True
 
     def __call__(self, data: Any) -> list[Finding]:
-        return [self.finding(data.results, data.title, *labels) for labels in self.places()]
+        return [self.finding(data.results, data.title, *labels) for labels in self.label_groups()]
 
-    def places(self) -> Iterable[tuple[str, ...]]:
+    def label_groups(self) -> Iterable[tuple[str, ...]]:
         """The labels of each finding: of the models, and of those whose mean is subtracted."""
         if isinstance(self.of, Mapping):
             return [tuple(self.of)]
-        first, second = ([each] if isinstance(each, str) else each for each in (self.of, self.minus))
+        first, second = ([labels] if isinstance(labels, str) else labels for labels in (self.of, self.minus))
         return product(first, second) if second else product(first)
 
     def finding(self, results: Results, title: Callable[[str], str], *labels: str) -> Finding:
         """The finding on the models of one label, or of one minus another; ``title`` names a label's models."""
         figure = self.figure
-        what = self.what or figure.words + " − ".join(map(title, labels))
-        values = [figure.by_seed(results.of(self.task, label)) for label in labels]
+        what = self.what or figure.title + " − ".join(map(title, labels))
+        values = [figure.by_seed(results.cells_of(self.task, label)) for label in labels]
         weights = self.of.values() if isinstance(self.of, Mapping) else (1.0, -1.0)
-        seen = contrast(*zip(weights, values, strict=False), grain=figure.grain)
-        what += left_out(results, figure, self.task, *labels)
-        found = within(what, seen, self.above, self.below, unit=self.unit)
-        wanting = found.wanting
-        if wanting == NONE_COUNTS and not isinstance(self.of, Mapping):  # no model counts: which runs are needed?
-            absent = [title(label) for label in dict.fromkeys(labels) if not results.of(self.task, label)]
-            wanted = f"models that are not left out ({figure.without})"
-            if "not measured" in figure.without:
-                wanted += "; to add missing measures, run the same command again (needs the weights)"
-            wanting = f"finished models of {listed(absent)}" if absent else figure.wanted or wanted
-        return replace(found, wanting=wanting, essential=self.essential)
+        measured = contrast(*zip(weights, values, strict=False), grain=figure.grain)
+        what += excluded_note(results, figure, self.task, *labels)
+        result = within(what, measured, self.above, self.below, unit=self.unit)
+        wanting = result.missing
+        if wanting == NO_RUNS and not isinstance(self.of, Mapping):  # no model counts: which runs are needed?
+            untrained = [title(label) for label in dict.fromkeys(labels) if not results.cells_of(self.task, label)]
+            needed = f"models that are not left out ({figure.missing_reason})"
+            if "not measured" in figure.missing_reason:
+                needed += "; to add missing measures, run the same command again (needs the weights)"
+            wanting = f"finished models of {join_list(untrained)}" if untrained else figure.needed_runs or needed
+        return replace(result, missing=wanting, essential=self.essential)
 
 
-def left_out(results: Results, figure: Figure, task: str, *labels: str) -> str:
-    """`Results.left_out` in parentheses."""
-    found = results.left_out(figure, task, *labels)
-    return f" ({found})" if found else ""
+def excluded_note(results: Results, figure: ModelValue, task: str, *labels: str) -> str:
+    """`Results.excluded_text` in parentheses."""
+    text = results.excluded_text(figure, task, *labels)
+    return f" ({text})" if text else ""
 
 
 @dataclass(frozen=True)
@@ -133,18 +133,18 @@ class Claim(Generic[Data]):
     elsewhere: Mapping[str, Tests[Data]] = field(default_factory=dict, hash=False)
 
     @property
-    def ours(self) -> bool:
+    def is_ours(self) -> bool:
         """Whether it is our own question and not a statement of a paper."""
         return self.source.startswith("ours")
 
 
 # ---- claims in YAML --------------------------------------------------------------------------------------------------
 
-_WORDS = {
-    "better": BETTER,
-    "stopped": STOPPED,
-    "only_skilled": ONLY_SKILLED,
-    "why_margin": WHY_MARGIN,
+_PHRASES = {
+    "better": BETTER_RULE,
+    "stopped": STOPPED_RULE,
+    "only_skilled": ONLY_SKILLED_RULE,
+    "why_margin": MARGIN_REASON,
     "verdict": RULE,
 }
 
@@ -152,7 +152,7 @@ _WORDS = {
 def read_claims(path: Path) -> dict[str, Any]:
     """A YAML file of claims; in its ``words``, and in texts that `claim_of` reads, ``$name`` stands for a word."""
     content = read_yaml(path)
-    words = dict(_WORDS)
+    words = dict(_PHRASES)
     for name, text in content.get("words", {}).items():
         words[name] = Template(text).substitute(words)
     return content | {"words": words}
@@ -162,7 +162,7 @@ def claim_of(
     entry: Mapping[str, Any],
     known: Mapping[str, Any],
     words: Mapping[str, str],
-    kind: Callable[..., Check[Any]] = Test,
+    kind: Callable[..., Check[Any]] = MeanTest,
     **common: Any,
 ) -> Claim[Any]:
     """A claim of a YAML file: ``id``, ``source``, ``statement``, ``rule``, ``part`` and lists of tests.
@@ -171,53 +171,53 @@ def claim_of(
     test is the name of a figure or of a check, or a mapping from that name to options.
 
     Arguments
-        known   figures, whose options are those of `Test`, and checks: functions of a study's data and their options
+        known   figures, whose options are those of `MeanTest`, and checks: functions of a study's data and options
         words   the file's words (`read_claims`)
-        kind    `Test`, or what makes a test of a figure and options in its place
+        kind    `MeanTest`, or what makes a test of a figure and options in its place
         common  options of all tests
     """
     source, statement, rule = (Template(entry[name]).substitute(words) for name in ("source", "statement", "rule"))
-    elsewhere = {name: _tests(each, known, kind, common) for name, each in entry.get("elsewhere", {}).items()}
+    elsewhere = {name: _read_tests(tests, known, kind, common) for name, tests in entry.get("elsewhere", {}).items()}
     return Claim(
         entry["id"], source, statement, rule, checks_of(entry, known, kind, **common), entry.get("part", ""), elsewhere
     )
 
 
 def checks_of(
-    entry: Mapping[str, Any], known: Mapping[str, Any], kind: Callable[..., Check[Any]] = Test, **common: Any
+    entry: Mapping[str, Any], known: Mapping[str, Any], kind: Callable[..., Check[Any]] = MeanTest, **common: Any
 ) -> list[Check[Any]]:
     """The essential and the supporting tests of a claim in YAML; arguments as in `claim_of`."""
-    support = _tests(entry.get("supporting", ()), known, kind, common)
+    support = _read_tests(entry.get("supporting", ()), known, kind, common)
     return [
-        *_tests(entry["tests"], known, kind, common),
+        *_read_tests(entry["tests"], known, kind, common),
         *(lambda data, test=test: list(map(supporting, test(data))) for test in support),
     ]
 
 
-def _tests(
+def _read_tests(
     entries: Iterable[Any], known: Mapping[str, Any], kind: Callable[..., Check[Any]], common: Mapping[str, Any]
 ) -> list[Check[Any]]:
-    found: list[Check[Any]] = []
+    tests: list[Check[Any]] = []
     for entry in entries:
         name, options = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
         make: Any = partial if callable(known[name]) else kind
-        found.append(make(known[name], **common, **options))
-    return found
+        tests.append(make(known[name], **common, **options))
+    return tests
 
 
 # ---- verdicts --------------------------------------------------------------------------------------------------------
 
 
-def findings(check: Tests[Data], data: Data) -> tuple[Finding, ...]:
+def findings_of(check: Tests[Data], data: Data) -> tuple[Finding, ...]:
     """The findings of all tests; the same reason for knowing nothing is given once."""
-    found: list[Finding] = []
+    results: list[Finding] = []
     for test in (check,) if callable(check) else check:
-        found += [each for each in test(data) if each.known or each not in found]
-    return tuple(found)
+        results += [finding for finding in test(data) if finding.has_data or finding not in results]
+    return tuple(results)
 
 
 @dataclass(frozen=True)
-class Aside:
+class AlternativeCheck:
     """The result of an alternative check."""
 
     name: str
@@ -226,23 +226,23 @@ class Aside:
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """A claim's verdict with its evidence, under one protocol (None without protocols).
 
-    verdict   corrected for all comparisons of the ledger
-    plain     verdict without correction
-    findings  the parts
-    error     two-sided error of the claim after correction
-    asides    results of the alternative checks that have data
+    verdict       corrected for all comparisons of the ledger
+    uncorrected   verdict without correction
+    findings      the parts
+    error         two-sided error of the claim after correction
+    alternatives  results of the alternative checks that have data
     """
 
     claim: Claim
     protocol: Protocol | None
     verdict: Verdict
-    plain: Verdict
+    uncorrected: Verdict
     findings: tuple[Finding, ...]
     error: float = LEVEL
-    asides: tuple[Aside, ...] = ()
+    alternatives: tuple[AlternativeCheck, ...] = ()
 
     @property
     def evidence(self) -> list[str]:
@@ -250,74 +250,75 @@ class Entry:
         return [f"{'' if part.essential else 'supporting: '}{part.evidence}" for part in self.findings]
 
     @property
-    def wanting(self) -> list[str]:
+    def missing(self) -> list[str]:
         """What would decide an open claim, part by part; empty for a decided one."""
-        if self.verdict not in OPEN:
+        if self.verdict not in OPEN_VERDICTS:
             return []
-        share = self.error / sharing([part for part in self.findings if part.essential])
+        share = self.error / num_tests([part for part in self.findings if part.essential])
         wanting = [  # with the error of each part after correction
-            part.wanting
+            part.missing
             if part.comparison is None or part.holds is None or part.sides != (True, True)
-            else part.comparison.wanting(self.error, share)
-            for part, verdict in zip(self.findings, told_of(self.findings, self.error), strict=True)
-            if part.essential and verdict in OPEN
+            else part.comparison.missing(self.error, share)
+            for part, verdict in zip(self.findings, part_verdicts(self.findings, self.error), strict=True)
+            if part.essential and verdict in OPEN_VERDICTS
         ]
-        alone = f"{self.plain} without correction, but open after the correction for the whole ledger"
-        return [*([alone] if self.plain not in OPEN else []), *dict.fromkeys(each for each in wanting if each)]
+        note = f"{self.uncorrected} without correction, but open after the correction for the whole ledger"
+        notes = [note] if self.uncorrected not in OPEN_VERDICTS else []
+        return [*notes, *dict.fromkeys(text for text in wanting if text)]
 
     def row(self) -> dict[str, Any]:
         """A row of the table of claims."""
-        same = {name: getattr(self.claim, name) for name in ("source", "statement", "rule")}
-        verdicts = {"protocol": self.protocol, "verdict": self.verdict, "uncorrected": self.plain}
-        return {"claim": self.claim.id, **verdicts, **same, "evidence": "\n".join(self.evidence)}
+        texts = {name: getattr(self.claim, name) for name in ("source", "statement", "rule")}
+        verdicts = {"protocol": self.protocol, "verdict": self.verdict, "uncorrected": self.uncorrected}
+        return {"claim": self.claim.id, **verdicts, **texts, "evidence": "\n".join(self.evidence)}
 
     def to_dict(self) -> dict[str, Any]:
         """The entry for JSON."""
-        told = [
-            {"verdict": verdict, "plain": part.verdict, "essential": part.essential, "evidence": part.evidence}
-            for part, verdict in zip(self.findings, told_of(self.findings, self.error), strict=True)
+        parts = [
+            {"verdict": verdict, "uncorrected": part.verdict, "essential": part.essential, "evidence": part.evidence}
+            for part, verdict in zip(self.findings, part_verdicts(self.findings, self.error), strict=True)
         ]
         return {
             **{name: getattr(self.claim, name) for name in ("id", "source", "statement", "rule")},
             "protocol": self.protocol,
             "verdict": self.verdict,
-            "plain": self.plain,
+            "uncorrected": self.uncorrected,
             "evidence": self.evidence,
-            "parts": told,
-            "wanting": self.wanting,
-            "elsewhere": [asdict(aside) for aside in self.asides],
+            "parts": parts,
+            "missing": self.missing,
+            "elsewhere": [asdict(alternative) for alternative in self.alternatives],
         }
 
 
-def judge(claims: Sequence[Claim[Results]], results: Results, protocols: Sequence[Protocol]) -> list[Entry]:
+def judge(claims: Sequence[Claim[Results]], results: Results, protocols: Sequence[Protocol]) -> list[LedgerEntry]:
     """Every claim under every protocol, as one ledger."""
-    under = {protocol: results.under(protocol) for protocol in protocols}
-    return _ledger([(claim, each, under[each]) for claim in claims for each in protocols])
+    by_protocol = {protocol: results.for_protocol(protocol) for protocol in protocols}
+    return _judge_ledger([(claim, each, by_protocol[each]) for claim in claims for each in protocols])
 
 
-def judge_all(claims: Sequence[Claim[Data]], data: Data) -> list[Entry]:
+def judge_all(claims: Sequence[Claim[Data]], data: Data) -> list[LedgerEntry]:
     """Every claim, without protocols, as one ledger."""
-    return _ledger([(claim, None, data) for claim in claims])
+    return _judge_ledger([(claim, None, data) for claim in claims])
 
 
-def _ledger(asked: Sequence[tuple[Claim[Data], Protocol | None, Data]]) -> list[Entry]:
-    found = [findings(claim.check, data) for claim, _, data in asked]
+def _judge_ledger(cases: Sequence[tuple[Claim[Data], Protocol | None, Data]]) -> list[LedgerEntry]:
+    groups = [findings_of(claim.check, data) for claim, _, data in cases]
     return [
-        Entry(claim, protocol, verdict, plain, parts, error, _asides(claim, data))
-        for (claim, protocol, data), parts, (verdict, plain, error) in zip(asked, found, settle(found), strict=True)
+        LedgerEntry(claim, protocol, verdict, plain, parts, error, _check_alternatives(claim, data))
+        for (claim, protocol, data), parts, (verdict, plain, error) in zip(cases, groups, adjust(groups), strict=True)
     ]
 
 
-def settle(found: Sequence[Sequence[Finding]]) -> list[tuple[Verdict, Verdict, float]]:
+def adjust(claim_findings: Sequence[Sequence[Finding]]) -> list[tuple[Verdict, Verdict, float]]:
     """For each claim: the corrected verdict, the uncorrected one, and the error after correction."""
-    errors = holm([chance(parts) for parts in found])
-    return [(combine(parts, error), combine(parts), error) for parts, error in zip(found, errors, strict=True)]
+    errors = holm([claim_p_value(parts) for parts in claim_findings])
+    return [(combine(parts, error), combine(parts), error) for parts, error in zip(claim_findings, errors, strict=True)]
 
 
-def _asides(claim: Claim[Data], data: Data) -> tuple[Aside, ...]:
-    found = {name: findings(check, data) for name, check in claim.elsewhere.items()}
-    known = {name: parts for name, parts in found.items() if any(part.known for part in parts)}
+def _check_alternatives(claim: Claim[Data], data: Data) -> tuple[AlternativeCheck, ...]:
+    results = {name: findings_of(check, data) for name, check in claim.elsewhere.items()}
+    known = {name: parts for name, parts in results.items() if any(part.has_data for part in parts)}
     return tuple(
-        Aside(name, verdict, tuple(part.evidence for part in parts))
-        for (name, parts), (verdict, *_) in zip(known.items(), settle(list(known.values())), strict=True)
+        AlternativeCheck(name, verdict, tuple(part.evidence for part in parts))
+        for (name, parts), (verdict, *_) in zip(known.items(), adjust(list(known.values())), strict=True)
     )

@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from toeplens.ground import choose
+from toeplens.utils import choose
 
-_KINDS = {"": pa.float64(), "text": pa.string(), "count": pa.int64(), "flag": pa.bool_()}
+_TYPES = {"": pa.float64(), "text": pa.string(), "count": pa.int64(), "flag": pa.bool_()}
 
 
 class Frames(Mapping[str, pa.Table]):
@@ -31,20 +31,20 @@ class Frames(Mapping[str, pa.Table]):
         return len(self._makers)
 
 
-def schema(columns: str, place: str = "") -> pa.Schema:
-    """Columns by name and type (``text``, ``count``, ``flag``; default: float), after those of ``place``."""
-    named = (column.partition(":") for column in f"{place} {columns}".split())
-    return pa.schema([(name, _KINDS[kind]) for name, _, kind in named])
+def schema(columns: str, key_columns: str = "") -> pa.Schema:
+    """Columns by name and type (``text``, ``count``, ``flag``; default: float), after ``key_columns``."""
+    parsed = (column.partition(":") for column in f"{key_columns} {columns}".split())
+    return pa.schema([(name, _TYPES[kind]) for name, _, kind in parsed])
 
 
 def table(columns: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     """Rows as a table with these columns; null for NaN, which is not equal to itself, and for missing values."""
-    wanted = set(columns.names)
-    kept = [{name: value for name, value in row.items() if name in wanted and value == value} for row in rows]
-    return pa.table({name: [row.get(name) for row in kept] for name in columns.names}, schema=columns)
+    names = set(columns.names)
+    known_rows = [{name: value for name, value in row.items() if name in names and value == value} for row in rows]
+    return pa.table({name: [row.get(name) for row in known_rows] for name in columns.names}, schema=columns)
 
 
-def stacked(column: str, tables: Mapping[str, pa.Table]) -> pa.Table:
+def stack_tables(column: str, tables: Mapping[str, pa.Table]) -> pa.Table:
     """Tables with the same columns one after the other, with their names as the first column."""
-    named = [each.add_column(0, column, pa.array([name] * each.num_rows, pa.string())) for name, each in tables.items()]
+    named = [rows.add_column(0, column, pa.array([name] * rows.num_rows, pa.string())) for name, rows in tables.items()]
     return pa.concat_tables(named) if named else pa.table({column: pa.array([], pa.string())})

@@ -10,30 +10,30 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, TypeVar
 
-from toeplens.ground import InputError, invalid, shown
-from toeplens.ground.options import MACHINE, Limits, check_fields, option
-from toeplens.ground.words import listed
+from toeplens.utils import InputError, invalid, repr_of
+from toeplens.utils.formatting import join_list
+from toeplens.utils.options import MACHINE, Range, check_fields, option
 
-SHORTEST, LONGEST = 64, 1 << 20  # tokens
-MOST_ASKED, SEEDS = 1000, 2**31  # maximum number of items of each kind; largest seed
+MIN_TOKENS, MAX_TOKENS = 64, 1 << 20  # tokens
+MAX_ITEMS, MAX_SEED = 1000, 2**31  # maximum number of items of each kind; largest seed
 Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 Ablation = Literal["exact", "position", "bands", "attribution", "none"]
-_MOST = 100_000  # maximum of sequences, and of first
+_MAX_COUNT = 100_000  # maximum of sequences, and of first
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def taking(options: type[Any]) -> Callable[[Function], Function]:
+def with_options(options: type[Any]) -> Callable[[Function], Function]:
     """Show the fields of a dataclass in place of a function's ``**options``, as in `help`."""
 
-    def shown_with(function: Function) -> Function:
-        own = [each for each in inspect.signature(function).parameters.values() if each.kind != each.VAR_KEYWORD]
-        given = [inspect.Parameter(x.name, inspect.Parameter.KEYWORD_ONLY, default=x.default) for x in fields(options)]
-        function.__signature__ = inspect.Signature([*own, *given])  # type: ignore[attr-defined]
+    def decorate(function: Function) -> Function:
+        parameters = [p for p in inspect.signature(function).parameters.values() if p.kind != p.VAR_KEYWORD]
+        added = [inspect.Parameter(x.name, inspect.Parameter.KEYWORD_ONLY, default=x.default) for x in fields(options)]
+        function.__signature__ = inspect.Signature([*parameters, *added])  # type: ignore[attr-defined]
         return function
 
-    return shown_with
+    return decorate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +48,9 @@ class AuditOptions:
                 band of each layer
     first, heads  for ``exact`` and ``position``; heads that cannot be among the ``first`` are dropped early
     needles     as long as the sequences; for a causal language model and a text
-    changes     `toeplens.sources.huggingface.Change`, or texts as on the command line. Every head is measured on the
+    changes     `toeplens.backends.hf.Change`, or texts as on the command line. Every head is measured on the
                 output of the changed heads before it. Not possible together with effects
-    dtype, device, pickled  as in `toeplens.sources.huggingface.load.load_model`
+    dtype, device, pickled  as in `toeplens.backends.hf.load.load_model`
     seed        of random tokens, masked tokens and intervals
 
     Raises `InputError` for options that are invalid for every model or exclude each other.
@@ -62,10 +62,10 @@ class AuditOptions:
     heads: tuple[int, ...] | None = option(
         None, "Heads of each layer to ablate (default: all).", "LIST", typed=str | None
     )
-    sequences: Annotated[int, Limits(1, _MOST)] | None = option(
+    sequences: Annotated[int, Range(1, _MAX_COUNT)] | None = option(
         None, "Maximum sequences (default: 16; 256 for a run).", of_runs=True
     )
-    max_tokens: Annotated[int, Limits(2, LONGEST)] | None = option(
+    max_tokens: Annotated[int, Range(2, MAX_TOKENS)] | None = option(
         None, "Maximum tokens per sequence (default: 256; with --tokens all)."
     )
     effects: Ablation | None = option(  # noqa: RUF009
@@ -76,8 +76,8 @@ class AuditOptions:
         of_runs=True,
         typed=str | None,
     )
-    first: Annotated[int, Limits(1, _MOST)] | None = option(None, "Find only the N largest effects (faster).")
-    needles: Annotated[int, Limits(0, MOST_ASKED)] = option(0, "Needle texts for retrieval heads (default: 0).")
+    first: Annotated[int, Range(1, _MAX_COUNT)] | None = option(None, "Find only the N largest effects (faster).")
+    needles: Annotated[int, Range(0, MAX_ITEMS)] = option(0, "Needle texts for retrieval heads (default: 0).")
     changes: tuple[Any, ...] = option(
         (), "Intervention, e.g. 'layers=2 heads=3 output=zero'. Repeatable.", "CHANGE", flag="--change", typed=list[str]
     )
@@ -88,17 +88,17 @@ class AuditOptions:
     pickled: bool = option(
         False, "Allow pickle checkpoints. Unsafe: they can execute code.", None, MACHINE, flag="--pickled"
     )
-    seed: Annotated[int, Limits(0, SEEDS)] = option(0, "Seed of tokens and needles (default: 0).", of_runs=True)
+    seed: Annotated[int, Range(0, MAX_SEED)] = option(0, "Seed of tokens and needles (default: 0).", of_runs=True)
 
     def __post_init__(self) -> None:
-        from toeplens.studies.kit.changes import numbers, read_change
+        from toeplens.studies.kit.changes import parse_change, parse_numbers
 
-        changes = tuple(read_change(each) if isinstance(each, str) else each for each in self.changes or ())
+        changes = tuple(parse_change(change) if isinstance(change, str) else change for change in self.changes or ())
         object.__setattr__(self, "changes", changes)
         object.__setattr__(self, "effects", self.effects or ("none" if changes else "exact"))
-        for name, given in (("layers", self.layers), ("heads", self.heads)):
-            if given is not None:
-                object.__setattr__(self, name, numbers(name, given) if isinstance(given, str) else tuple(given))
+        for name, value in (("layers", self.layers), ("heads", self.heads)):
+            if value is not None:
+                object.__setattr__(self, name, parse_numbers(name, value) if isinstance(value, str) else tuple(value))
         check_fields(self)
         if self.heads == ():
             raise InputError("heads must have at least one entry, got none.")
@@ -110,15 +110,15 @@ class AuditOptions:
 
     def check_run(self, **others: Any) -> None:
         """Raise `InputError` for options that do not apply to a run, and for ``others`` that are not None."""
-        own = {each.name: value for each in fields(self) if (value := getattr(self, each.name)) != each.default}
-        allowed = [each.name for each in fields(self) if each.metadata.get("of_runs")]
-        for name, value in (others | own).items():
+        changed = {field.name: value for field in fields(self) if (value := getattr(self, field.name)) != field.default}
+        allowed = [field.name for field in fields(self) if field.metadata.get("of_runs")]
+        for name, value in (others | changed).items():
             if value is not None and name not in allowed:
-                raise InputError(f"{name} must not be set for a run. Allowed are {listed(allowed)}.")
+                raise InputError(f"{name} must not be set for a run. Allowed are {join_list(allowed)}.")
 
 
 @dataclass(frozen=True)
-class Asked:
+class ProbeSizes:
     """Number and size of the items of a probe.
 
     lengths    lengths in tokens of needle texts, repeated tokens, and (the longest) texts for the loss
@@ -132,20 +132,20 @@ class Asked:
     depths: tuple[float, ...] = option(
         "0,0.25,0.5,0.75,1", "Needle depths (default: 0,0.25,0.5,0.75,1).", "LIST", typed=str
     )
-    repeats: Annotated[int, Limits(1, MOST_ASKED)] = option(2, "Needles per length, depth (default: 2).")
-    sequences: Annotated[int, Limits(2, MOST_ASKED)] = option(8, "Sequences and copies (default: 8).")
-    lists: Annotated[int, Limits(2, MOST_ASKED)] = option(24, "Counting and order questions (default: 24).")
+    repeats: Annotated[int, Range(1, MAX_ITEMS)] = option(2, "Needles per length, depth (default: 2).")
+    sequences: Annotated[int, Range(2, MAX_ITEMS)] = option(8, "Sequences and copies (default: 8).")
+    lists: Annotated[int, Range(2, MAX_ITEMS)] = option(24, "Counting and order questions (default: 24).")
 
     def __post_init__(self) -> None:
-        for name, kind, low, high in (("lengths", int, SHORTEST, LONGEST), ("depths", float, 0, 1)):
-            given: Any = getattr(self, name)
-            if isinstance(given, str):
+        for name, kind, low, high in (("lengths", int, MIN_TOKENS, MAX_TOKENS), ("depths", float, 0, 1)):
+            values: Any = getattr(self, name)
+            if isinstance(values, str):
                 try:
-                    object.__setattr__(self, name, given := tuple(map(kind, given.split(","))))
+                    object.__setattr__(self, name, values := tuple(map(kind, values.split(","))))
                 except ValueError:
                     numbers = "whole numbers" if kind is int else "numbers"
-                    raise invalid(name, f"be {numbers} with commas between them", given) from None
-            if not given or len(set(given)) < len(given) or not all(low <= each <= high for each in given):
-                got = ", ".join(shown(each) if isinstance(each, int) else f"{each:g}" for each in given)
+                    raise invalid(name, f"be {numbers} with commas between them", values) from None
+            if not values or len(set(values)) < len(values) or not all(low <= value <= high for value in values):
+                got = ", ".join(repr_of(value) if isinstance(value, int) else f"{value:g}" for value in values)
                 raise invalid(name, f"be different numbers from {low} to {high}", got=got or "none")
         check_fields(self)

@@ -17,76 +17,78 @@ from typing import Any, ClassVar, Self
 import pyarrow as pa
 
 from toeplens.engine import (
-    Asked,
+    ExampleRequest,
     ExecutionOptions,
+    HeadProbeRow,
     Job,
-    Watched,
     Workers,
-    must_have,
+    check_workers,
     read_ablation,
     read_measures,
     without_weights,
 )
-from toeplens.ground import InputError, choose, parse_json, read_json, rounded, write_json
-from toeplens.ground.files import LARGEST, is_leftover, make_directory, read_bytes, unzipped
-from toeplens.ground.outputs import LOCK, Busy, locked
-from toeplens.ground.records import Count, Number, Positive, Record, Text, Truth
 from toeplens.model import Decoder
-from toeplens.studies.kit.claims import Entry
+from toeplens.studies.kit.claims import LedgerEntry
 from toeplens.studies.kit.frames import table
 from toeplens.studies.kit.pages import HasPage
-from toeplens.studies.kit.results import CLAIMS, FRAMES, CellResult, Key, Results
+from toeplens.studies.kit.results import CLAIMS, FRAMES, CellKey, CellResult, Results
 from toeplens.studies.kit.verdicts import RULE
 from toeplens.training import Run, Segment, environment
-from toeplens.training.run import ENVIRONMENT, SPEC, WATCHED
+from toeplens.training.run import ENVIRONMENT, PROBES, SPEC
+from toeplens.utils import InputError, choose, parse_json, read_json, round_floats, write_json
+from toeplens.utils.files import MAX_BYTES, decompress, is_leftover, make_directory, read_bytes
+from toeplens.utils.outputs import LOCK, DirectoryBusy, lock_directory
+from toeplens.utils.records import FiniteFloat, NonNegative, NonNegativeInt, Record, StrictBool, StrictStr
 
 STUDY, RESULTS, CLAIMS_FILE, RUNS = "study.json", "results.json", "claims.json", "runs"
-FIRST = "reproduce"  # the kind of study in files that do not name one
-_PACKED = (RESULTS, f"{RESULTS}.xz", f"{RESULTS}.gz")
+DEFAULT_KIND = "reproduce"  # the kind of study in files that do not name one
+_RESULT_FILES = (RESULTS, f"{RESULTS}.xz", f"{RESULTS}.gz")
 _SECONDS, _ENVIRONMENT = "seconds", "environment"
-Environment = dict[str, Text | Number | Truth | None]  # versions, machine and command
+Environment = dict[str, StrictStr | FiniteFloat | StrictBool | None]  # versions, machine and command
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Begun(Record):
+class _StudyHeader(Record):
     """The fields of study.json that all kinds have: kind of study, environment and seconds."""
 
-    LATER = ("study", "seconds")
+    ADDED_LATER = ("study", "seconds")
 
-    study: str = FIRST
+    study: str = DEFAULT_KIND
     environment: Environment
-    seconds: Positive = 0.0
+    seconds: NonNegative = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Head(Record):
-    finished: Count
-    total: Count
+class _RecordHeader(Record):
+    finished: NonNegativeInt
+    total: NonNegativeInt
     environment: Environment
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class StoredResults:
     """A results.json."""
 
     path: Path
     content: Mapping[str, Any]  # the request and the results
-    head: dict[str, Any]  # fields of a `State` that all kinds of study share, without the ledger
+    head: dict[str, Any]  # fields of a `StudyState` that all kinds of study share, without the ledger
 
 
-def read_record(path: Path) -> Kept:
+def read_record(path: Path) -> StoredResults:
     """Read a results.json, plain or compressed by gzip or xz. Raises `InputError` if that fails."""
     try:
-        packed = read_bytes(path)
-        text = (unzipped(packed, LARGEST) if path.suffix in (".gz", ".xz") else packed).decode()
+        data = read_bytes(path)
+        text = (decompress(data, MAX_BYTES) if path.suffix in (".gz", ".xz") else data).decode()
     except (OSError, ValueError) as error:
         raise InputError(f"study: {path} could not be read ({str(error).lower().rstrip('.')}).") from None
     content = parse_json(text, path)
-    return Kept(path=path, content=content, head={"directory": path.parent, **vars(_Head.from_dict(content, path))})
+    return StoredResults(
+        path=path, content=content, head={"directory": path.parent, **vars(_RecordHeader.from_dict(content, path))}
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class State(HasPage):
+class StudyState(HasPage):
     """A study's state on disk; a subclass is a kind of study."""
 
     NAME: ClassVar[str]  # the kind in study.json
@@ -94,13 +96,13 @@ class State(HasPage):
     REQUEST: ClassVar[type[Record]]  # what it was asked, as study.json has it
 
     directory: Path
-    entries: list[Entry] = field(default_factory=list)  # the ledger
+    entries: list[LedgerEntry] = field(default_factory=list)  # the ledger
     finished: int  # number of finished pieces
     total: int
     environment: dict[str, Any]  # versions, machine, command and seconds
 
     @classmethod
-    def planned(cls, request: Any) -> Any:
+    def plan_from_request(cls, request: Any) -> Any:
         """The plan of a request; raises `InputError` for invalid values."""
         return request
 
@@ -110,25 +112,25 @@ class State(HasPage):
         raise NotImplementedError
 
     @classmethod
-    def reread(cls, kept: Kept, plan: Any) -> Self:
+    def from_record(cls, stored: StoredResults, plan: Any) -> Self:
         """The state from the record of a study."""
         raise NotImplementedError
 
-    def asked(self) -> dict[str, Any]:
+    def request_fields(self) -> dict[str, Any]:
         """The request, as in study.json."""
         raise NotImplementedError
 
-    def found(self) -> dict[str, Any]:
+    def result_fields(self) -> dict[str, Any]:
         """The results, as in results.json; a long list, if any, as ``cells``."""
         raise NotImplementedError
 
     @property
-    def begun(self) -> bool:
+    def has_results(self) -> bool:
         """Whether there are any results."""
         return self.finished > 0
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether everything is finished."""
         return self.finished == self.total
 
@@ -158,18 +160,18 @@ class State(HasPage):
         return makers[choose("rows", rows or next(iter(makers)), makers)]()
 
     @classmethod
-    def holds(cls, directory: Path | str) -> bool:
+    def is_study_directory(cls, directory: Path | str) -> bool:
         """Whether a directory belongs to such a study."""
         content = read_study(Path(directory))
         return content is not None and content["study"] == cls.NAME
 
     @classmethod
-    def tells(cls, directory: Path | str) -> bool:
+    def is_study_or_record(cls, directory: Path | str) -> bool:
         """Whether a directory belongs to such a study, or holds the record of one."""
-        return study_in(Path(directory)) == cls.NAME
+        return study_kind(Path(directory)) == cls.NAME
 
     @classmethod
-    def plan_of(cls, directory: Path | str) -> tuple[Any, dict[str, Any]]:
+    def read_plan(cls, directory: Path | str) -> tuple[Any, dict[str, Any]]:
         """The plan of a directory's study, and its environment."""
         directory = Path(directory)
         content = read_study(directory)
@@ -179,21 +181,21 @@ class State(HasPage):
             raise InputError(
                 f"study: {directory} contains another kind of study. Choose one written by 'toeplens {cls.COMMAND}'."
             )
-        return cls._planned(content, directory / STUDY), content[_ENVIRONMENT] | {_SECONDS: float(content[_SECONDS])}
+        return cls._parse_plan(content, directory / STUDY), content[_ENVIRONMENT] | {_SECONDS: float(content[_SECONDS])}
 
     @classmethod
-    def _planned(cls, content: Mapping[str, Any], path: Path) -> Any:
+    def _parse_plan(cls, content: Mapping[str, Any], path: Path) -> Any:
         request = cls.REQUEST.from_dict(content, f"study: {path}")
         try:
-            return cls.planned(request)
+            return cls.plan_from_request(request)
         except InputError as error:
             raise InputError(f"study: {path} is damaged: {error}") from None
 
     @classmethod
     def open_record(cls, path: Path | str) -> Self:
         """A study from its results.json (plain, gzip or xz), with claims judged by the current rules."""
-        kept = read_record(Path(path))
-        return cls.reread(kept, cls._planned(kept.content, kept.path))
+        stored = read_record(Path(path))
+        return cls.from_record(stored, cls._parse_plan(stored.content, stored.path))
 
     @classmethod
     def gather(cls, directory: Path | str) -> Self:
@@ -202,54 +204,54 @@ class State(HasPage):
         Nothing is written while another process runs the study, or if the directory only holds a record.
         """
         directory = Path(directory)
-        record = _record_in(directory)
+        record = _find_record(directory)
         if record is not None and record[0] == cls.NAME:
             return cls.open_record(record[1])
-        ours = False
+        has_lock = False
         with ExitStack() as stack:
             if (directory / STUDY).exists():
-                with suppress(Busy):
-                    stack.enter_context(locked(directory, "study"))
-                    ours = True
-            state = cls.read(directory, *cls.plan_of(directory))
-            if ours and state.begun:
-                state.write_down()
+                with suppress(DirectoryBusy):
+                    stack.enter_context(lock_directory(directory, "study"))
+                    has_lock = True
+            state = cls.read(directory, *cls.read_plan(directory))
+            if has_lock and state.has_results:
+                state.write_record()
         return state
 
-    def write_down(self) -> None:
+    def write_record(self) -> None:
         """Write the record to the directory: results.json and claims.json."""
-        counted = {"finished": self.finished, "total": self.total, _ENVIRONMENT: self.environment}
-        head, found = {"study": self.NAME, **self.asked(), **counted}, self.found()
-        write_json(self.directory / RESULTS, {**head, **found}, rows="cells" if "cells" in found else None)
+        counts = {"finished": self.finished, "total": self.total, _ENVIRONMENT: self.environment}
+        head, results = {"study": self.NAME, **self.request_fields(), **counts}, self.result_fields()
+        write_json(self.directory / RESULTS, {**head, **results}, rows="cells" if "cells" in results else None)
         write_json(self.directory / CLAIMS_FILE, {**head, "claims": [entry.to_dict() for entry in self.entries]})
 
     @classmethod
     @contextmanager
-    def opened(cls, directory: Path, asked: dict[str, Any]) -> Iterator[list[Self]]:
-        """The directory of the study ``asked`` for, created if needed, and locked against other processes.
+    def open_locked(cls, directory: Path, request: dict[str, Any]) -> Iterator[list[Self]]:
+        """The directory of the study of a ``request``, created if needed, and locked against other processes.
 
         At the end the results are gathered; they are then in the yielded list. Raises `InputError` if the directory
         holds another study, or the study at another scale.
         """
-        gathered: list[Self] = []
+        states: list[Self] = []
         _open_directory(directory)
-        with locked(directory, "study"):
-            had = _open_directory(directory)
-            had = had or {"study": cls.NAME, "scale": asked.get("scale"), _SECONDS: 0.0}
-            if had["study"] != cls.NAME:
+        with lock_directory(directory, "study"):
+            existing = _open_directory(directory)
+            existing = existing or {"study": cls.NAME, "scale": request.get("scale"), _SECONDS: 0.0}
+            if existing["study"] != cls.NAME:
                 raise InputError(f"out: {directory} contains another study. Choose another directory.")
-            if (scale := had.get("scale")) != asked.get("scale"):
+            if (scale := existing.get("scale")) != request.get("scale"):
                 raise InputError(f"out: {directory} contains a study at scale {scale!r}. Choose another directory.")
-            content = {"study": cls.NAME, **asked, _SECONDS: had[_SECONDS], _ENVIRONMENT: environment()}
+            content = {"study": cls.NAME, **request, _SECONDS: existing[_SECONDS], _ENVIRONMENT: environment()}
             write_json(directory / STUDY, content)
             make_directory(directory / RUNS)
             started = time.monotonic()
             try:
-                yield gathered
+                yield states
             finally:
-                spent = round(had[_SECONDS] + time.monotonic() - started, 1)
-                write_json(directory / STUDY, {**read_json(directory / STUDY), _SECONDS: spent})
-                gathered.append(cls.gather(directory))
+                seconds = round(existing[_SECONDS] + time.monotonic() - started, 1)
+                write_json(directory / STUDY, {**read_json(directory / STUDY), _SECONDS: seconds})
+                states.append(cls.gather(directory))
 
 
 def read_study(directory: Path) -> dict[str, Any] | None:
@@ -258,23 +260,23 @@ def read_study(directory: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     content = read_json(path)
-    return {**content, **vars(_Begun.from_dict(content, f"study: {path}"))}
+    return {**content, **vars(_StudyHeader.from_dict(content, f"study: {path}"))}
 
 
-def study_in(directory: Path) -> str | None:
+def study_kind(directory: Path) -> str | None:
     """The kind of study in a directory, or of the record in it; None if there is none."""
-    content, record = read_study(directory), _record_in(directory)
+    content, record = read_study(directory), _find_record(directory)
     return content["study"] if content is not None else record[0] if record is not None else None
 
 
-def _record_in(directory: Path) -> tuple[str, Path] | None:
+def _find_record(directory: Path) -> tuple[str, Path] | None:
     """The kind of study and its results file, if a directory only holds a record; otherwise None."""
     claims = directory / CLAIMS_FILE
-    results = next((path for name in _PACKED if (path := directory / name).is_file()), None)
+    results = next((path for name in _RESULT_FILES if (path := directory / name).is_file()), None)
     if results is None or (directory / STUDY).exists() or not claims.is_file():
         return None
     content = read_json(claims)
-    return (content.get("study", FIRST), results) if isinstance(content, dict) else None
+    return (content.get("study", DEFAULT_KIND), results) if isinstance(content, dict) else None
 
 
 def _open_directory(directory: Path) -> dict[str, Any] | None:
@@ -283,9 +285,9 @@ def _open_directory(directory: Path) -> dict[str, Any] | None:
     A directory with only runs is allowed, so that unpacked runs can be resumed.
     """
     make_directory(directory)
-    had = read_study(directory)
+    existing = read_study(directory)
     others: list[Path] = []
-    for child in sorted(directory.iterdir()) if had is None else ():
+    for child in sorted(directory.iterdir()) if existing is None else ():
         if child.name == RUNS and child.is_dir():
             others += [run for run in sorted(child.iterdir()) if not (run / SPEC).is_file()]
         elif child.name != LOCK and not is_leftover(child):
@@ -295,37 +297,39 @@ def _open_directory(directory: Path) -> dict[str, Any] | None:
             f"out: {directory} contains {others[0].relative_to(directory)}, which belongs to neither a study nor runs "
             f"({RUNS}/*/{SPEC}). Choose an empty or new directory."
         )
-    return had
+    return existing
 
 
-def of_study(limits: ExecutionOptions | None, out: Path) -> ExecutionOptions:
-    """The limits of a study in ``out``, whose name is the loggers' group."""
-    limits = limits or ExecutionOptions()
-    return replace(limits, group=limits.group if limits.group is not None else out.absolute().name)
+def with_group(execution: ExecutionOptions | None, out: Path) -> ExecutionOptions:
+    """The execution options of a study in ``out``, whose name is the loggers' group."""
+    execution = execution or ExecutionOptions()
+    return replace(execution, group=execution.group if execution.group is not None else out.absolute().name)
 
 
-def of_runs(limits: ExecutionOptions | None, out: Path, jobs: Sequence[Job], workers: Workers) -> ExecutionOptions:
-    """The limits of a study in ``out`` that consists of runs only.
+def prepare_runs(
+    execution: ExecutionOptions | None, out: Path, jobs: Sequence[Job], workers: Workers
+) -> ExecutionOptions:
+    """The execution options of a study in ``out`` that consists of runs only.
 
     Raises `InputError` if these workers cannot run the jobs, and for existing runs that do not belong to the study or
     lack weights that are needed.
     """
-    limits = of_study(limits, out)
-    must_have(workers, len(jobs), limits)
+    execution = with_group(execution, out)
+    check_workers(workers, len(jobs), execution)
     _open_directory(out)
     runs, names = out / RUNS, {job.spec.name for job in jobs}
-    there = {run.name for run in runs.iterdir()} if runs.is_dir() else set[str]()
-    if there and not names & there and not (out / STUDY).exists():
+    existing = {run.name for run in runs.iterdir()} if runs.is_dir() else set[str]()
+    if existing and not names & existing and not (out / STUDY).exists():
         raise InputError(
-            f"out: none of the {len(there)} runs in {runs} belongs to this study's {len(names)}. Set their scale, "
+            f"out: none of the {len(existing)} runs in {runs} belongs to this study's {len(names)}. Set their scale, "
             "protocol and parts, or choose another directory."
         )
-    if limits.publish is None and (kept := without_weights(jobs, runs)):
+    if execution.publish is None and (missing := without_weights(jobs, runs)):
         raise InputError(
-            f"out: {len(kept)} finished runs in {runs} have no weights to measure (first: {kept[0].spec.name}). "
+            f"out: {len(missing)} finished runs in {runs} have no weights to measure (first: {missing[0].spec.name}). "
             "Delete these runs to train them again, or choose another directory."
         )
-    return limits
+    return execution
 
 
 # ---- grids of runs ---------------------------------------------------------------------------------------------------
@@ -335,7 +339,7 @@ def of_runs(limits: ExecutionOptions | None, out: Path, jobs: Sequence[Job], wor
 class Cell:
     """One run of a study's grid, and its place."""
 
-    key: Key
+    key: CellKey
     job: Job
 
 
@@ -344,14 +348,14 @@ def jobs_of(cells: Sequence[Cell]) -> list[Job]:
     jobs: dict[str, Job] = {}
     for cell in cells:
         job = cell.job
-        had = jobs.get(job.spec.name, job)
-        measures = tuple(dict.fromkeys((*had.measures, *job.measures)))
-        jobs[job.spec.name] = replace(had, measures=measures, watch=had.watch or job.watch)
+        previous = jobs.get(job.spec.name, job)
+        measures = tuple(dict.fromkeys((*previous.measures, *job.measures)))
+        jobs[job.spec.name] = replace(previous, measures=measures, probe=previous.probe or job.probe)
     return list(jobs.values())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gathered(State):
+class GridState(StudyState):
     """The state of a grid."""
 
     results: Results  # cells that are trained and ablated, or have diverged; finished cells also have all measures
@@ -363,28 +367,28 @@ class Gathered(State):
         raise NotImplementedError
 
     @classmethod
-    def judged(cls, plan: Any, **gathered: Any) -> Self:
-        """The state with the verdicts on its claims, from the fields of `Gathered`."""
+    def with_verdicts(cls, plan: Any, **fields: Any) -> Self:
+        """The state with the verdicts on its claims, from the fields of `GridState`."""
         raise NotImplementedError
 
     @classmethod
     def read(cls, directory: Path, plan: Any, environment: dict[str, Any]) -> Self:
-        return cls.judged(plan, **gather_cells(directory, cls.cells(plan), environment))
+        return cls.with_verdicts(plan, **gather_cells(directory, cls.cells(plan), environment))
 
     @classmethod
-    def reread(cls, kept: Kept, plan: Any) -> Self:
-        results = Results(CellResult.from_list(kept.content.get("cells"), f"{kept.path}: cells"))
-        share = kept.head["finished"] / max(1, kept.head["total"])  # the record does not know unfinished runs
-        return cls.judged(plan, **kept.head, results=results, share=share)
+    def from_record(cls, stored: StoredResults, plan: Any) -> Self:
+        results = Results(CellResult.from_list(stored.content.get("cells"), f"{stored.path}: cells"))
+        share = stored.head["finished"] / max(1, stored.head["total"])  # the record does not know unfinished runs
+        return cls.with_verdicts(plan, **stored.head, results=results, share=share)
 
     @property
-    def begun(self) -> bool:
+    def has_results(self) -> bool:
         return len(self.results.cells) > 0
 
     @property
     def progress(self) -> str:
-        done = f"{self.finished} of {self.total} cells finished"
-        return f"{done} ({100 * self.share:.3g}% of the maximum number of steps)"
+        text = f"{self.finished} of {self.total} cells finished"
+        return f"{text} ({100 * self.share:.3g}% of the maximum number of steps)"
 
     @property
     def trained_seconds(self) -> float:
@@ -407,88 +411,88 @@ class Gathered(State):
     def table_makers(self) -> dict[str, Callable[[], pa.Table]]:
         return {rows: partial(self.results.frame, rows) for rows in FRAMES} | super().table_makers()
 
-    def found(self) -> dict[str, Any]:
+    def result_fields(self) -> dict[str, Any]:
         return {**self.tables(), "cells": [cell.to_dict() for cell in self.results.cells]}
 
 
 def gather_cells(directory: Path, cells: Sequence[Cell], environment: dict[str, Any]) -> dict[str, Any]:
-    """The finished cells of a grid in a study's directory, as the fields of `Gathered`.
+    """The finished cells of a grid in a study's directory, as the fields of `GridState`.
 
-    Adds the ``execution`` of the last run and the result of `carried_out` to the environment.
+    Adds the ``execution`` of the last run and the result of `describe_setups` to the environment.
     """
-    found: list[CellResult] = []
-    runs: dict[str, Any] = {}
+    results: list[CellResult] = []
+    execution: dict[str, Any] = {}
     histories: list[list[Segment]] = []
-    done = finished = 0
+    steps_done = finished = 0
     for cell in cells:
         run_directory = directory / RUNS / cell.job.spec.name
         if not (run_directory / SPEC).exists():
             continue
         run = Run.open(run_directory)
-        done += run.step if run.status == "stopped" else cell.job.spec.total_steps
-        result = _result(cell, run)
+        steps_done += run.step if run.status == "stopped" else cell.job.spec.total_steps
+        result = _cell_result(cell, run)
         if result is not None:
             finished += run.status == "diverged" or len(result.measures) == len(cell.job.measures)
             histories.append(run.history)
             if (path := run_directory / ENVIRONMENT).exists():
-                runs["execution"] = read_json(path).get("execution")
-            found.append(result)
+                execution["execution"] = read_json(path).get("execution")
+            results.append(result)
     return {
         "directory": directory,
         "finished": finished,
         "total": len(cells),
-        "environment": {**environment, **runs, **carried_out(histories, environment)},
-        "results": Results(found),
-        "share": done / max(1, sum(cell.job.spec.total_steps for cell in cells)),
+        "environment": {**environment, **execution, **describe_setups(histories, environment)},
+        "results": Results(results),
+        "share": steps_done / max(1, sum(cell.job.spec.total_steps for cell in cells)),
     }
 
 
-def _result(cell: Cell, run: Run) -> CellResult | None:
+def _cell_result(cell: Cell, run: Run) -> CellResult | None:
     """The result of a run that has diverged, or is complete and ablated."""
-    spec, asked, watched = cell.job.spec, Asked(cell.job.examples, cell.job.split), run.watched
-    ablation, by_loss = (read_ablation(run.directory, asked, metric) for metric in ("accuracy", "loss"))
+    spec, request, probe_rows = cell.job.spec, ExampleRequest(cell.job.examples, cell.job.split), run.probe_rows
+    ablation, by_loss = (read_ablation(run.directory, request, metric) for metric in ("accuracy", "loss"))
     if run.status != "diverged" and (run.status != "complete" or ablation is None):
         return None
-    guesses = (run.result["chance"], run.result["guess"]) if "chance" in run.result else (spec.chance, spec.guess)
-    Watched.from_list(watched, run.directory / WATCHED)  # raises if it is damaged
+    baselines = (run.result["chance"], run.result["guess"]) if "chance" in run.result else (spec.chance, spec.guess)
+    HeadProbeRow.from_list(probe_rows, run.directory / PROBES)  # raises if it is damaged
     return CellResult(
         key=cell.key,
         run=spec.name,
         status="diverged" if run.status == "diverged" else "complete",
-        chance=guesses[0],
-        length_chance=guesses[1],
+        chance=baselines[0],
+        length_chance=baselines[1],
         parameters=sum(parameter.numel() for parameter in Decoder(spec.model).parameters()),
         epochs=run.metrics,
         result=run.result,
         ablation=ablation,
-        measures=rounded(read_measures(run.directory, cell.job.measures, asked)),
-        watched=rounded(watched),
+        measures=round_floats(read_measures(run.directory, cell.job.measures, request)),
+        probe_rows=round_floats(probe_rows),
         by_loss=by_loss,
     )
 
 
-def carried_out(histories: Iterable[Sequence[Segment]], here: Mapping[str, Any]) -> dict[str, Any]:
+def describe_setups(histories: Iterable[Sequence[Segment]], environment: Mapping[str, Any]) -> dict[str, Any]:
     """Facts from the histories of a study's runs; empty without histories, as in earlier versions.
 
     Returns ``threads`` of the training processes (None if they differ) and, if the runs used several set-ups or one
-    that differs from the study's last environment (``here``), a sentence ``setups`` that names them.
+    that differs from the study's last ``environment``, a sentence ``setups`` that names them.
     """
-    known = [list(dict.fromkeys(segment.setup for segment in history)) for history in histories if history]
-    if not known:
+    runs = [list(dict.fromkeys(segment.setup for segment in history)) for history in histories if history]
+    if not runs:
         return {}
-    counted = Counter(str(setup) for setups in known for setup in setups)
-    threads = {setup.threads for setups in known for setup in setups}
-    found: dict[str, Any] = {"threads": threads.pop() if len(threads) == 1 else None}
-    only = known[0][0]
-    differs = any(here.get(name) != getattr(only, name) for name in ("processor", "torch"))
-    if len(counted) == 1 and (differs or only.gpu not in (None, here.get("gpu"))):
-        found["setups"] = f"The {len(known)} runs were trained on {only}, not on the machine that gathered the study."
-    if len(counted) > 1:
-        named = "; ".join(f"{words}: {count} run{'s' if count > 1 else ''}" for words, count in counted.most_common())
-        moved = sum(len(setups) > 1 for setups in known)
-        begun = f" ({moved} of them moved between set-ups)" if moved else ""
-        found["setups"] = (
-            f"The {len(known)} runs were trained on {len(counted)} set-ups{begun}, so the results may not be "
-            f"bit-identical to those of a single one: {named}."
+    counts = Counter(str(setup) for setups in runs for setup in setups)
+    threads = {setup.threads for setups in runs for setup in setups}
+    facts: dict[str, Any] = {"threads": threads.pop() if len(threads) == 1 else None}
+    first = runs[0][0]
+    differs = any(environment.get(name) != getattr(first, name) for name in ("processor", "torch"))
+    if len(counts) == 1 and (differs or first.gpu not in (None, environment.get("gpu"))):
+        facts["setups"] = f"The {len(runs)} runs were trained on {first}, not on the machine that gathered the study."
+    if len(counts) > 1:
+        names = "; ".join(f"{text}: {count} run{'s' if count > 1 else ''}" for text, count in counts.most_common())
+        moved = sum(len(setups) > 1 for setups in runs)
+        moved_note = f" ({moved} of them moved between set-ups)" if moved else ""
+        facts["setups"] = (
+            f"The {len(runs)} runs were trained on {len(counts)} set-ups{moved_note}, so the results may not be "
+            f"bit-identical to those of a single one: {names}."
         )
-    return found
+    return facts

@@ -1,36 +1,36 @@
 """Probes of language models: behaviours of the intact model and with changed attention."""
 
-from toeplens.studies.kit.changes import Wish, changes_of, numbers, read_change, told
-from toeplens.studies.kit.options import Asked
-from toeplens.studies.kit.questions import ABOUT, RETRIEVES, Behaviour, HeadRetrieval
+from toeplens.studies.kit.changes import ChangeSpec, changes_text, parse_change, parse_numbers, resolve_changes
+from toeplens.studies.kit.options import ProbeSizes
+from toeplens.studies.kit.probe_items import DESCRIPTIONS, MIN_RETRIEVAL, HeadRetrieval, ProbeKind
 from toeplens.studies.probing.probe import (
     RECORD,
     ItemRecord,
+    ModelProbe,
     ProbeRecord,
-    Probing,
-    Summary,
+    ProbeSummary,
     open_probe,
     probe,
     save_probe,
 )
 
 __all__ = [
-    "ABOUT",
+    "DESCRIPTIONS",
+    "MIN_RETRIEVAL",
     "RECORD",
-    "RETRIEVES",
-    "Asked",
-    "Behaviour",
+    "ChangeSpec",
     "HeadRetrieval",
     "ItemRecord",
+    "ModelProbe",
+    "ProbeKind",
     "ProbeRecord",
-    "Probing",
-    "Summary",
-    "Wish",
-    "changes_of",
-    "numbers",
+    "ProbeSizes",
+    "ProbeSummary",
+    "changes_text",
     "open_probe",
+    "parse_change",
+    "parse_numbers",
     "probe",
-    "read_change",
+    "resolve_changes",
     "save_probe",
-    "told",
 ]

@@ -10,24 +10,28 @@ from dataclasses import replace
 from typing import Any
 
 from toeplens.papers.deposit.claims import checks, mechanism
-from toeplens.papers.deposit.claims.checks import DATA, Test
-from toeplens.papers.deposit.measured import END, LOOKS
+from toeplens.papers.deposit.claims.checks import DATA, ProtocolTest
+from toeplens.papers.deposit.measures import CHECKPOINT_MEASURES, END
 from toeplens.studies.kit.claims import Claim, checks_of, claim_of
 from toeplens.studies.kit.results import Results
 
-_KNOWN = {**checks.KNOWN, **mechanism.KNOWN}
-_MOMENTS = {"end": "at the end", "able": "at 90% accuracy", "plateau": "at the plateau"} | {
+_CHECKS = {**checks.CHECKS, **mechanism.CHECKS}
+_CHECKPOINT_TEXTS = {"end": "at the end", "able": "at 90% accuracy", "plateau": "at the plateau"} | {
     moment: f"at {moment} the plateau's steps" for moment in ("twice", "four times", "eight times")
 }
 
 
 def _claim(entry: Mapping[str, Any]) -> Claim[Results]:
-    """A claim; one with a measure is judged at the end of training by it, and for comparison at all of `LOOKS`."""
+    """A claim; one with a measure is judged at the end of training by it, and by `CHECKPOINT_MEASURES` to compare."""
     if "measure" not in entry:
-        return claim_of(entry, _KNOWN, DATA["words"], Test)
-    own = (END, entry["measure"])
-    ways = {f"{_MOMENTS[at[0]]}, by {at[1]}": checks_of(entry, _KNOWN, Test, at=at) for at in LOOKS if at != own}
-    return replace(claim_of(entry, _KNOWN, DATA["words"], Test, at=own), elsewhere=ways)
+        return claim_of(entry, _CHECKS, DATA["words"], ProtocolTest)
+    criterion = (END, entry["measure"])
+    alternatives = {
+        f"{_CHECKPOINT_TEXTS[other[0]]}, by {other[1]}": checks_of(entry, _CHECKS, ProtocolTest, criterion=other)
+        for other in CHECKPOINT_MEASURES
+        if other != criterion
+    }
+    return replace(claim_of(entry, _CHECKS, DATA["words"], ProtocolTest, criterion=criterion), elsewhere=alternatives)
 
 
 # the ledger of a reproduction

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import product
 from math import pi, tau
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,34 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from toeplens.ground.words import duration, fixed, significant
 from toeplens.lens import Estimate
-from toeplens.papers.positional_symbolic.pretrained.parts import BANDS, DRAWS, Heads, by_speed, effects_of
-from toeplens.papers.positional_symbolic.pretrained.study import Pretrained, by_text
-from toeplens.report.charts import alt, curves, data, grid, heat, intervals, names, number, tooltip
-from toeplens.report.page import Figure, Ledger, Page, Section, ledger, run_table
+from toeplens.papers.positional_symbolic.pretrained.parts import (
+    NUM_BANDS,
+    NUM_DRAWS,
+    ModelHeads,
+    effects_of,
+    fastest_first,
+)
+from toeplens.papers.positional_symbolic.pretrained.study import PretrainedStudy, compare_by_text
+from toeplens.report.charts import (
+    alt,
+    chart_data,
+    facet_grid,
+    heatmap,
+    interval_chart,
+    line_chart,
+    nominal,
+    numeric,
+    tooltip,
+)
+from toeplens.report.page import Figure, Ledger, Page, Section, entries_by_claim, run_table
 from toeplens.report.probe import behaviours_table
-from toeplens.report.tables import Cell, Table
+from toeplens.report.tables import Table, TableCell
 from toeplens.report.theme import Style, style
-from toeplens.studies.kit.verdicts import ENOUGH, verdict_text
-from toeplens.studies.probing import Behaviour, ProbeRecord
-from toeplens.studies.probing.probe import interval
+from toeplens.studies.kit.verdicts import MIN_SEEDS, verdict_text
+from toeplens.studies.probing import ProbeKind, ProbeRecord
+from toeplens.studies.probing.probe import mean_text
+from toeplens.utils.formatting import fmt, fmt_duration, sig_figs
 
 _KINDS = {"text": "The model", "random": "Random weights", "shuffled": "Tokens in random order"}
 _MEASURES = {
@@ -35,7 +52,7 @@ _MEASURES = {
     "induction": "induction",
 }
 _EFFECTS = {"silenced": "Ablation", "position": "Removal of its position"}
-_ASKED: dict[Behaviour, Style] = {
+_BEHAVIOUR_STYLES: dict[ProbeKind, Style] = {
     "copying": style("Copying", index=0),
     "needle": style("Needle", index=1),
     "loss": style("Text", index=2),
@@ -59,17 +76,18 @@ _NEEDLES = (
 )
 
 
-def pretrained_page(study: Pretrained) -> Page:
+def pretrained_page(study: PretrainedStudy) -> Page:
     """The page of the study."""
     model = "/".join(Path(study.plan.model).parts[-2:])
     intact, run = study.probes.get("intact"), Section("How it was run", [_run_table(study)])
     details = [*_rules(study), *([run] if intact is None else [])]
-    claims = Section("Which claims hold?", [Ledger(ledger(study.entries))], details, id="claims")
-    numbers = []
+    claims = Section("Which claims hold?", [Ledger(entries_by_claim(study.entries))], details, id="claims")
+    skill_sections = []
     if intact is not None:
-        skills = behaviours_table(replace(intact, changes=()))
-        numbers = [Section("What can the intact model do?", [skills], [run], id="skills")]
+        table = behaviours_table(replace(intact, changes=()))
+        skill_sections = [Section("What can the intact model do?", [table], [run], id="skills")]
     rows = head_rows(study)
+    unfinished = f"{study.finished} of {study.total} parts are finished. Claims on others stay open."
     return Page(
         "pretrained",
         f"{model}: positional and symbolic heads",
@@ -78,63 +96,71 @@ def pretrained_page(study: Pretrained) -> Page:
         Figure("plane", "Positional and symbolic share", plane_chart(rows), _PLANE.format(units=study.plan.units))
         if rows
         else None,
-        [claims, *(each for make in (_frequencies, _maps, _bands, _needles) for each in make(study)), *numbers],
+        [
+            claims,
+            *_frequency_sections(study),
+            *_map_sections(study),
+            *_band_sections(study),
+            *_needle_sections(study),
+            *skill_sections,
+        ],
         [],
-        []
-        if study.complete
-        else [f"{study.finished} of {study.total} parts are finished. Claims on others stay open."],
+        [] if study.is_complete else [unfinished],
     )
 
 
-def _answer(study: Pretrained) -> str:
+def _answer(study: PretrainedStudy) -> str:
     tally = Counter(verdict_text(entry.verdict) for entry in study.entries)
-    said = ", ".join(f"{verdict} ({count})" for verdict, count in tally.most_common())
-    text = f"Verdicts on {len(study.entries)} claims about trained models: {said}."
+    verdicts = ", ".join(f"{verdict} ({count})" for verdict, count in tally.most_common())
+    text = f"Verdicts on {len(study.entries)} claims about trained models: {verdicts}."
     if (heads := study.heads("text")) is not None:
-        many = [int((heads.mean(name) > 0.5).sum()) for name in ("positional", "symbolic")]
-        text = f"{many[0]} of {len(heads.layer)} heads are mostly positional, {many[1]} mostly symbolic. {text}"
+        counts = [int((heads.mean(name) > 0.5).sum()) for name in ("positional", "symbolic")]
+        text = f"{counts[0]} of {len(heads.layer)} heads are mostly positional, {counts[1]} mostly symbolic. {text}"
     evidence = [finding.evidence.capitalize() for finding in study.entries[0].findings if finding.comparison]
-    if len(study.plan.places) < ENOUGH:
+    if len(study.plan.sequence_keys) < MIN_SEEDS:
         evidence.append(f"With so few {study.plan.units}, this is only indicative")
-    return " ".join([text, *(f"{each}." for each in evidence)])
+    return " ".join([text, *(f"{sentence}." for sentence in evidence)])
 
 
-def _rules(study: Pretrained) -> list[Section]:
+def _rules(study: PretrainedStudy) -> list[Section]:
     """How verdicts are made, and which are different with one number per text."""
-    clustered, units = list(by_text(study)), study.plan.units
+    clustered, units = list(compare_by_text(study)), study.plan.units
     parts = [f"Comparisons are over {units} or over questions. {study.rule}"]
     if clustered:
-        others, texts = [each for each in clustered if each.differs], clustered[0].texts
-        few = " By the rule, so few texts decide nothing." if texts < ENOUGH else ""
+        differing, texts = [comparison for comparison in clustered if comparison.differs], clustered[0].texts
+        caveat = " By the rule, so few texts decide nothing." if texts < MIN_SEEDS else ""
         parts.append(
             f"{units.capitalize()} from one text are less independent than different texts. With one number for each "
-            f"of the {texts} texts (95% intervals, no correction), {len(clustered) - len(others)} of "
-            f"{len(clustered)} comparisons get the same verdict.{few}"
+            f"of the {texts} texts (95% intervals, no correction), {len(clustered) - len(differing)} of "
+            f"{len(clustered)} comparisons get the same verdict.{caveat}"
         )
-        for each in others:
-            value = interval(Estimate(each.value, each.low, each.high, texts), 3, least=None)
-            parts.append(f"Different: {each.entry.claim.id}, by text {value}, {each.verdict}; {each.part.evidence}.")
+        for comparison in differing:
+            value = mean_text(Estimate(comparison.value, comparison.low, comparison.high, texts), 3, least=None)
+            parts.append(
+                f"Different: {comparison.entry.claim.id}, by text {value}, {comparison.verdict}; "
+                f"{comparison.finding.evidence}."
+            )
     return [Section("How verdicts are made", parts)]
 
 
-def _run_table(study: Pretrained) -> Table:
-    plan, about = study.plan, study.environment
+def _run_table(study: PretrainedStudy) -> Table:
+    plan, environment = study.plan, study.environment
     texts = {name: digest[:12] for name, digest in plan.texts.items()}
-    shown = Markup(", ").join(Markup("{} <code>{}</code>").format(*each) for each in texts.items())
+    html = Markup(", ").join(Markup("{} <code>{}</code>").format(*item) for item in texts.items())
     counts = f"{plan.sequences} " + (f"groups of {plan.together} sequences" if plan.together > 1 else "sequences")
     sizes = (
         f"{counts} of {plan.tokens} tokens per text; effects on the first {plan.effect_tokens} tokens; probes of "
         f"{plan.probe_tokens} tokens; seed {plan.seed}"
     )
-    rows: list[list[str | Cell]] = [
-        ["Texts", Cell(", ".join(f"{name} {digest}" for name, digest in texts.items()), html=shown)],
+    rows: list[list[str | TableCell]] = [
+        ["Texts", TableCell(", ".join(f"{name} {digest}" for name, digest in texts.items()), html=html)],
         ["Sizes", sizes],
-        ["Time", f"{duration(about['seconds'])} in total" if about.get("seconds") else "not recorded"],
+        ["Time", f"{fmt_duration(environment['seconds'])} in total" if environment.get("seconds") else "not recorded"],
     ]
-    return run_table(about, rows, without=("execution", "threads", "numpy"))
+    return run_table(environment, rows, omit=("execution", "threads", "numpy"))
 
 
-def head_rows(study: Pretrained) -> list[dict[str, Any]]:
+def head_rows(study: PretrainedStudy) -> list[dict[str, Any]]:
     """A row per head of the model, of random weights, and of the model on tokens in random order."""
     rows = []
     for kind, title in _KINDS.items():
@@ -143,65 +169,66 @@ def head_rows(study: Pretrained) -> list[dict[str, Any]]:
             columns = {name: heads.mean(name) for name in ("positional", "symbolic", "centre")}
             with np.errstate(over="ignore"):
                 columns["period"] = tau / 2.0 ** columns["centre"]
-            for at, place in enumerate(_places(heads)):
-                rows.append({"kind": title, **place, **{name: float(each[at]) for name, each in columns.items()}})
+            for index, keys in enumerate(_head_labels(heads)):
+                rows.append({"kind": title, **keys, **{name: float(values[index]) for name, values in columns.items()}})
     return rows
 
 
-def _places(heads: Heads) -> list[dict[str, Any]]:
-    mixed = len(heads.parts) > 1
+def _head_labels(heads: ModelHeads) -> list[dict[str, Any]]:
+    mixed = len(heads.layer_groups) > 1
     return [
         {"layer": layer + 1, "head": head + 1, "keys": "window" if mixed and local else "all"}
-        for layer, head, local in zip(heads.layer.tolist(), heads.head.tolist(), heads.local.tolist(), strict=True)
+        for layer, head, local in zip(heads.layer.tolist(), heads.head.tolist(), heads.is_local.tolist(), strict=True)
     ]
 
 
-def _marks(rows: list[dict[str, Any]], x: Mapping[str, Any], y: Mapping[str, Any], **tips: str) -> Any:
+def _head_scatter(rows: list[dict[str, Any]], x: Mapping[str, Any], y: Mapping[str, Any], **tips: str) -> Any:
     """A mark per head, a panel per kind, coloured by layer."""
     rows = [row for row in rows if np.isfinite(row[x["field"]]) and np.isfinite(row[y["field"]])]
-    marks = alt.Chart(data(rows)).mark_point(opacity=0.7).encode(x=alt.X(**x), y=alt.Y(**y))
+    marks = alt.Chart(chart_data(rows)).mark_point(opacity=0.7).encode(x=alt.X(**x), y=alt.Y(**y))
     layers = alt.Scale(range=["#2f6fe0", "#de7a00"], interpolate="rgb")
     colour = alt.Color(field="layer", type="quantitative", title="layer", scale=layers)
     marks = marks.encode(color=colour, tooltip=tooltip(layer="Layer", head="Head", **tips))
     if len({row["keys"] for row in rows}) > 1:
         marks = marks.encode(shape=alt.Shape(field="keys", type="nominal", title="keys"))
-    return grid(marks.properties(height=280), "kind", [row["kind"] for row in rows])
+    return facet_grid(marks.properties(height=280), "kind", [row["kind"] for row in rows])
 
 
-_POSITIONAL = number("positional", "positional share", domain=[-0.03, 1.03], format=".1f", tickCount=5)
+_POSITIONAL = numeric("positional", "positional share", domain=[-0.03, 1.03], format=".1f", tickCount=5)
 
 
 def plane_chart(rows: list[dict[str, Any]]) -> Any:
     """Heads by positional and symbolic share."""
     y = _POSITIONAL | {"field": "symbolic", "title": "symbolic share"}
-    return _marks(rows, _POSITIONAL, y, positional="Positional share|.2f", symbolic="Symbolic share|.2f")
+    return _head_scatter(rows, _POSITIONAL, y, positional="Positional share|.2f", symbolic="Symbolic share|.2f")
 
 
-def _frequencies(study: Pretrained) -> list[Section]:
+def _frequency_sections(study: PretrainedStudy) -> list[Section]:
     rows = [row for row in head_rows(study) if 0 < row["period"] < np.inf]
     if not rows:
         return []
-    x = number("period", "period (tokens)", kind="log", format="~s", tickCount=5)
-    chart = _marks(rows, x, _POSITIONAL, period="Period|.3~s", positional="Positional share|.2f")
-    told = []
+    x = numeric("period", "period (tokens)", kind="log", format="~s", tickCount=5)
+    chart = _head_scatter(rows, x, _POSITIONAL, period="Period|.3~s", positional="Positional share|.2f")
+    texts = []
     for kind, title in _KINDS.items():
         if (heads := study.heads(kind)) is not None:
-            each = {part: heads.correlations("positional", "centre", which) for part, which in heads.parts.items()}
-            told.append(f"{title}: " + ", ".join(f"{fixed(float(np.mean(v)))} ({part})" for part, v in each.items()))
-    text = f"Rank correlation of positional share and frequency, mean over {study.plan.units}. {'; '.join(told)}."
+            groups = heads.layer_groups.items()
+            values = {part: np.mean(heads.correlations("positional", "centre", mask)) for part, mask in groups}
+            texts.append(f"{title}: " + ", ".join(f"{fmt(float(value))} ({part})" for part, value in values.items()))
+    text = f"Rank correlation of positional share and frequency, mean over {study.plan.units}. {'; '.join(texts)}."
     figure = Figure("frequencies", "Positional share by frequency", chart, _PERIOD)
     return [Section("Do positional heads use fast frequencies?", [figure, text])]
 
 
-def _maps(study: Pretrained) -> list[Section]:
+def _map_sections(study: PretrainedStudy) -> list[Section]:
     heads, intact = study.heads("text"), study.probes.get("intact")
     if heads is None:
         return []
-    scores = {(each.layer, each.head): each.score for each in intact.heads} if intact else {}
-    places = zip(heads.layer.tolist(), heads.head.tolist(), strict=True)
-    values = {"retrieval": np.array([scores.get(place, np.nan) for place in places])}
+    scores = {(head.layer, head.head): head.score for head in intact.heads} if intact else {}
+    keys = zip(heads.layer.tolist(), heads.head.tolist(), strict=True)
+    values = {"retrieval": np.array([scores.get(key, np.nan) for key in keys])}
     values |= {name: heads.mean(name) for name in _MEASURES if name != "retrieval"}
-    named = {_MEASURES[name]: values[name] for name in _MEASURES}
+    labelled = {_MEASURES[name]: values[name] for name in _MEASURES}
     details = []
     for name, title in _EFFECTS.items():
         if (audit := study.audits.get(name)) is not None:
@@ -212,118 +239,114 @@ def _maps(study: Pretrained) -> list[Section]:
     return [
         Section(
             "Which heads are positional, and which retrieve?",
-            [Figure("maps", "Map of heads", map_chart(heads, named, "value"), caption)],
+            [Figure("maps", "Map of heads", map_chart(heads, labelled, "value"), caption)],
             details,
         )
     ]
 
 
-def map_chart(heads: Heads, values: Mapping[str, Iterable[float]], title: str, form: str = ".2f") -> Any:
+def map_chart(heads: ModelHeads, values: Mapping[str, Iterable[float]], title: str, form: str = ".2f") -> Any:
     """A map of heads by layer for each measure; those that are unknown for all heads are left out."""
     rows = []
     for measure, column in values.items():
         numbers = [float(value) for value in column]
         if np.isfinite(numbers).any():
-            rows += [
-                {"measure": measure, **p, "value": v, "blank": ""} for p, v in zip(_places(heads), numbers, strict=True)
-            ]
+            pairs = zip(_head_labels(heads), numbers, strict=True)
+            rows += [{"measure": measure, **labels, "value": v, "blank": ""} for labels, v in pairs]
     largest = max((abs(row["value"]) for row in rows if np.isfinite(row["value"])), default=0.0)
     domain = (0.0, 1.0) if len(values) > 1 else (-max(1e-9, largest), max(1e-9, largest))
-    x, y = (names(name, sorted({row[name] for row in rows}), name) for name in ("head", "layer"))
+    x, y = (nominal(name, sorted({row[name] for row in rows}), name) for name in ("head", "layer"))
     tips = tooltip(measure="Measure", layer="Layer", head="Head", value=f"Value|{form}")
-    many: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if len(values) > 1:
-        many = {"size": max(9, min(20, 240 // max(1, len(y["sort"])))), "marks": "blank"}
+        options = {"size": max(9, min(20, 240 // max(1, len(y["sort"])))), "marks": "blank"}
     x["axis"] = y["axis"] = {"labelOverlap": True}
-    chart = heat(rows, x, y, "value", title=title, domain=domain, tips=tips, form=form, **many)
-    return grid(chart, "measure", values) if len(values) > 1 else chart
+    chart = heatmap(rows, x, y, "value", title=title, domain=domain, tips=tips, form=form, **options)
+    return facet_grid(chart, "measure", values) if len(values) > 1 else chart
 
 
-def _more(probe: ProbeRecord, behaviour: Behaviour) -> dict[str, Any]:
-    more = probe.summary(behaviour).more_nats
-    assert more is not None
-    return {"value": more.value, "low": more.low, "high": more.high}
+def _loss_increase(probe: ProbeRecord, behaviour: ProbeKind) -> dict[str, Any]:
+    increase = probe.summary(behaviour).more_nats
+    assert increase is not None
+    return {"value": increase.value, "low": increase.low, "high": increase.high}
 
 
-def _bands(study: Pretrained) -> list[Section]:
-    found = [(band, probe) for band in range(BANDS) if (probe := study.probes.get(f"still-{band}")) and probe.changes]
-    if not found:
+def _band_sections(study: PretrainedStudy) -> list[Section]:
+    by_band = ((band, study.probes.get(f"still-{band}")) for band in range(NUM_BANDS))
+    probes = [(band, probe) for band, probe in by_band if probe and probe.changes]
+    if not probes:
         return []
-    rows = [
-        {"band": band + 1, "periods": _periods(study, band), "series": each.title, **_more(probe, behaviour)}
-        for behaviour, each in _ASKED.items()
-        for band, probe in found
-    ]
-    x = number("band", "frozen eighth of the frequencies, fastest first", values=[*range(1, 9)], domain=[0.8, 8.2])
+    rows = []
+    for (behaviour, look), (band, probe) in product(_BEHAVIOUR_STYLES.items(), probes):
+        keys = {"band": band + 1, "periods": _periods(study, band), "series": look.title}
+        rows.append({**keys, **_loss_increase(probe, behaviour)})
+    x = numeric("band", "frozen eighth of the frequencies, fastest first", values=[*range(1, 9)], domain=[0.8, 8.2])
     tips = tooltip(series="Behaviour", periods="Periods (tokens)", value="Loss increase|.3f")
-    chart = curves(rows, x, number("value", _INCREASE), _ASKED.values(), low="low", high="high", tips=tips)
-    told = []
-    for each in _ASKED.values():
-        worst = max((row for row in rows if row["series"] == each.title), key=lambda row: row["value"])
-        told.append(
-            f"{each.title}: {fixed(worst['value'])} nats for eighth {worst['band']} ({worst['periods']} tokens)"
-        )
+    y, styles = numeric("value", _INCREASE), _BEHAVIOUR_STYLES.values()
+    chart = line_chart(rows, x, y, styles, low="low", high="high", tips=tips)
+    texts = []
+    for look in styles:
+        worst = max((row for row in rows if row["series"] == look.title), key=lambda row: row["value"])
+        effect = f"{fmt(worst['value'])} nats for eighth {worst['band']} ({worst['periods']} tokens)"
+        texts.append(f"{look.title}: {effect}")
     return [
         Section(
             "Which frequencies does it need?",
-            [Figure("bands", "Frozen frequency bands", chart, _BANDS), f"Largest effects. {'; '.join(told)}."],
-            _layered(study),
+            [Figure("bands", "Frozen frequency bands", chart, _BANDS), f"Largest effects. {'; '.join(texts)}."],
+            _layer_sections(study),
         )
     ]
 
 
-def _periods(study: Pretrained, band: int) -> str:
+def _periods(study: PretrainedStudy, band: int) -> str:
     """Periods in tokens of a band, from its fastest to its slowest frequency, over all layers."""
     speeds: list[float] = []
     for layer in next((audit.layers for audit in study.audits.values()), ()):
         if layer.frequencies:
-            pairs = np.array_split(by_speed(layer), BANDS)[band]
+            pairs = np.array_split(fastest_first(layer), NUM_BANDS)[band]
             speeds += [abs(layer.frequencies[pair]) for pair in pairs if layer.frequencies[pair]]
-    return f"{significant(2 * pi / max(speeds), 2)} to {significant(2 * pi / min(speeds), 2)}" if speeds else "–"
+    return f"{sig_figs(2 * pi / max(speeds), 2)} to {sig_figs(2 * pi / min(speeds), 2)}" if speeds else "–"
 
 
-def _layered(study: Pretrained) -> list[Section]:
+def _layer_sections(study: PretrainedStudy) -> list[Section]:
     """The effect of freezing a band in one layer."""
     audit = study.audits.get("bands")
-    rows = (
-        []
-        if audit is None
-        else [
-            {"layer": band.layer + 1, "pairs": f"{band.first + 1}–{band.last + 1}", "effect": band.effect}
-            for band in audit.bands
-            if band.effect is not None
-        ]
-    )
+    rows = [
+        {"layer": band.layer + 1, "pairs": f"{band.first + 1}–{band.last + 1}", "effect": band.effect}
+        for band in (() if audit is None else audit.bands)
+        if band.effect is not None
+    ]
     if not rows:
         return []
     limit = max(1e-9, *(abs(row["effect"]) for row in rows))
-    x, y = names("pairs", [row["pairs"] for row in rows], "pairs"), names("layer", [], "layer") | {"sort": "ascending"}
+    x = nominal("pairs", [row["pairs"] for row in rows], "pairs")
+    y = nominal("layer", [], "layer") | {"sort": "ascending"}
     tips = tooltip(layer="Layer", pairs="Pairs", effect="Loss increase|.4f")
-    chart = heat(rows, x, y, "effect", title="loss increase (nats)", domain=(-limit, limit), tips=tips, form=".3f")
+    chart = heatmap(rows, x, y, "effect", title="loss increase (nats)", domain=(-limit, limit), tips=tips, form=".3f")
     figure = Figure("layers", "Frozen band of one layer", chart, "Pairs of dimensions, from the fastest frequency on.")
     return [Section("In which layers?", [figure])]
 
 
-def _needles(study: Pretrained) -> list[Section]:
-    named = {
+def _needle_sections(study: PretrainedStudy) -> list[Section]:
+    titles = {
         "no-retrieval": "retrieval heads ablated",
-        **{f"no-others-{n}": f"other heads ablated ({n + 1})" for n in range(DRAWS)},
+        **{f"no-others-{n}": f"other heads ablated ({n + 1})" for n in range(NUM_DRAWS)},
         "slow-silent": "slowest quarter removed",
         "retrieval-still": "slowest quarter frozen",
         "fast-silent": "fastest quarter removed",
-        **{f"some-silent-{n}": f"random quarter removed ({n + 1})" for n in range(DRAWS)},
+        **{f"some-silent-{n}": f"random quarter removed ({n + 1})" for n in range(NUM_DRAWS)},
     }
     rows = []
-    for name, title in named.items():
+    for name, title in titles.items():
         if (probe := study.probes.get(name)) and probe.changes:
             right = probe.summary("needle").changed_right
             assert right is not None
-            rows.append({"change": title, "series": "change", "right": right.value, **_more(probe, "needle")})
+            rows.append({"change": title, "series": "change", "right": right.value, **_loss_increase(probe, "needle")})
     if not rows:
         return []
     tips = tooltip(change="Change", value="Loss increase|.3f", right="Needles found|.0%")
-    changes = names("change", [row["change"] for row in rows])
-    chart = intervals(rows, number("value", _INCREASE), changes, [style("change")], tips=tips)
+    changes = nominal("change", [row["change"] for row in rows])
+    chart = interval_chart(rows, numeric("value", _INCREASE), changes, [style("change")], tips=tips)
     text = "; ".join(f"{row['change']} {row['right']:.0%}" for row in rows)
     figure = Figure("needles", "Effects on needles", chart, _NEEDLES)
     return [Section("Do retrieval heads find needles?", [figure, f"Needles found (all digits rank first): {text}."])]

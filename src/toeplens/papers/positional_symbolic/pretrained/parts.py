@@ -15,31 +15,31 @@ import pyarrow as pa
 import torch
 from jaxtyping import Bool, Float, Int
 
-from toeplens.encodings import BandControl
-from toeplens.ground import InputError, invalid, read_json, write_json
-from toeplens.ground.options import within
-from toeplens.ground.records import AtLeast1, Record
+from toeplens.backends.hf import Change
+from toeplens.backends.hf.install import install_like
+from toeplens.backends.hf.load import LoadedModel
+from toeplens.encodings import FrequencyMask
 from toeplens.lens.kit.intervals import spearman
-from toeplens.sources.huggingface import Change
-from toeplens.sources.huggingface.install import install_same
-from toeplens.sources.huggingface.load import Loaded
 from toeplens.studies.auditing import audit
 from toeplens.studies.auditing.record import COLUMNS, AuditRecord, LayerRecord, Method
-from toeplens.studies.kit.frames import stacked
-from toeplens.studies.kit.options import LONGEST, SEEDS
-from toeplens.studies.kit.questions import Writer
-from toeplens.studies.kit.study import State
+from toeplens.studies.kit.frames import stack_tables
+from toeplens.studies.kit.options import MAX_SEED, MAX_TOKENS
+from toeplens.studies.kit.probe_items import ItemWriter
+from toeplens.studies.kit.study import StudyState
 from toeplens.studies.kit.verdicts import RULE
-from toeplens.studies.probing import RETRIEVES, Asked, ProbeRecord, Probing
+from toeplens.studies.probing import MIN_RETRIEVAL, ModelProbe, ProbeRecord, ProbeSizes
+from toeplens.utils import InputError, invalid, read_json, write_json
+from toeplens.utils.options import check_range
+from toeplens.utils.records import PositiveInt, Record
 
-BANDS = 8  # number of frequency bands per layer
-DRAWS = 3  # random choices of heads or frequencies for comparison
-TOGETHER = 32  # sequences whose mean separates position from content; 1/32 of the content's variance remains
-AUDITED, PROBED = "audit", "probe"
+NUM_BANDS = 8  # number of frequency bands per layer
+NUM_DRAWS = 3  # random choices of heads or frequencies for comparison
+GROUP_SIZE = 32  # sequences whose mean separates position from content; 1/32 of the content's variance remains
+AUDIT, PROBE = "audit", "probe"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(Record):
+class PretrainedPlan(Record):
     """The options of a study and properties of its model, as in study.json.
 
     model          its name or directory
@@ -58,7 +58,7 @@ class Plan(Record):
     weights        digest of the names and sizes of its files, or of its commit on the hub
     """
 
-    LATER = ("biased", "together")
+    ADDED_LATER = ("biased", "together")
 
     model: str
     texts: dict[str, str]
@@ -69,24 +69,24 @@ class Plan(Record):
     seed: int = 42
     turns: bool = True
     biased: bool = False
-    together: AtLeast1 = 1
+    together: PositiveInt = 1
     predicts: bool = True
     dtype: str = "float32"
     weights: str = ""
 
-    def checked(self) -> Self:
+    def validate(self) -> Self:
         """The plan; raises `InputError` for sizes that are too small or too large."""
-        within("sequences", self.sequences, 1, 1000)
-        within("tokens", self.tokens, 16, LONGEST)
-        within("effect_tokens", self.effect_tokens, 16, self.tokens)
-        within("probe_tokens", self.probe_tokens, 64, LONGEST)
-        within("seed", self.seed, 0, SEEDS)
+        check_range("sequences", self.sequences, 1, 1000)
+        check_range("tokens", self.tokens, 16, MAX_TOKENS)
+        check_range("effect_tokens", self.effect_tokens, 16, self.tokens)
+        check_range("probe_tokens", self.probe_tokens, 64, MAX_TOKENS)
+        check_range("seed", self.seed, 0, MAX_SEED)
         if not self.texts:
             raise InputError("text must be set at least once.")
         return self
 
     @property
-    def places(self) -> list[tuple[str, int]]:
+    def sequence_keys(self) -> list[tuple[str, int]]:
         """Text name and index of every sequence or group."""
         return [(name, number) for name in self.texts for number in range(self.sequences)]
 
@@ -96,42 +96,42 @@ class Plan(Record):
         return "sequences" if self.together == 1 else "groups"
 
     @property
-    def asked(self) -> Asked:
+    def probe_sizes(self) -> ProbeSizes:
         """The options of the probes."""
-        return Asked(lengths=(self.probe_tokens,), depths=(0.0, 0.5, 1.0), repeats=4, sequences=8, lists=4)
+        return ProbeSizes(lengths=(self.probe_tokens,), depths=(0.0, 0.5, 1.0), repeats=4, sequences=8, lists=4)
 
-    def pieces(self) -> Iterator[tuple[str, str]]:
+    def iter_parts(self) -> Iterator[tuple[str, str]]:
         """The name and kind (audit or probe) of each part, in order."""
-        count = range(len(self.places))
+        count = range(len(self.sequence_keys))
         for kind in ("text", "random", "shuffled"):
-            yield from ((f"{kind}-{number}", AUDITED) for number in count)
+            yield from ((f"{kind}-{number}", AUDIT) for number in count)
         if self.predicts:
-            yield from ((name, PROBED) for name in ("intact", "no-retrieval"))
-            yield from ((f"no-others-{number}", PROBED) for number in range(DRAWS))
+            yield from ((name, PROBE) for name in ("intact", "no-retrieval"))
+            yield from ((f"no-others-{number}", PROBE) for number in range(NUM_DRAWS))
         if self.predicts and self.turns:
-            yield from ((f"still-{band}", PROBED) for band in range(BANDS))
-            yield from ((f"{name}-silent", PROBED) for name in ("slow", "fast"))
-            yield from ((f"some-silent-{number}", PROBED) for number in range(DRAWS))
-            yield "retrieval-still", PROBED
-            yield from ((f"{name}-still", PROBED) for name in ("fast", "slow"))
-        yield "silenced", AUDITED
+            yield from ((f"still-{band}", PROBE) for band in range(NUM_BANDS))
+            yield from ((f"{name}-silent", PROBE) for name in ("slow", "fast"))
+            yield from ((f"some-silent-{number}", PROBE) for number in range(NUM_DRAWS))
+            yield "retrieval-still", PROBE
+            yield from ((f"{name}-still", PROBE) for name in ("fast", "slow"))
+        yield "silenced", AUDIT
         if self.turns or self.biased:
-            yield "position", AUDITED
+            yield "position", AUDIT
         if self.turns:
-            yield "bands", AUDITED
+            yield "bands", AUDIT
 
     def digests(self) -> dict[str, str]:
         return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.texts.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Examined(State):
+class PretrainedState(StudyState):
     """The finished parts of the study.
 
     audits, probes  by name
     """
 
-    plan: Plan
+    plan: PretrainedPlan
     audits: Mapping[str, AuditRecord]
     probes: Mapping[str, ProbeRecord]
 
@@ -139,36 +139,36 @@ class Examined(State):
     def rule(self) -> str:
         return RULE.replace("seed", self.plan.units.removesuffix("s"))
 
-    def asked(self) -> dict[str, Any]:
+    def request_fields(self) -> dict[str, Any]:
         return asdict(self.plan)
 
-    def found(self) -> dict[str, Any]:
+    def result_fields(self) -> dict[str, Any]:
         return {
-            "audits": {name: each.to_dict() for name, each in self.audits.items()},
-            "probes": {name: each.to_dict() for name, each in self.probes.items()},
+            "audits": {name: record.to_dict() for name, record in self.audits.items()},
+            "probes": {name: record.to_dict() for name, record in self.probes.items()},
         }
 
     def table_makers(self) -> dict[str, Callable[[], pa.Table]]:
         """Those of its audits and probes, with their names as a first column, and the claims."""
 
-        def of(column: str, parts: Mapping[str, Any], rows: str) -> Callable[[], pa.Table]:
-            return lambda: stacked(column, {name: each.table_makers()[rows]() for name, each in parts.items()})
+        def maker(column: str, parts: Mapping[str, Any], rows: str) -> Callable[[], pa.Table]:
+            return lambda: stack_tables(column, {name: record.table_makers()[rows]() for name, record in parts.items()})
 
         audits = {
-            rows: of("audit", self.audits, rows) for rows in ("heads", "layers", "frequencies", "distances", "bands")
+            rows: maker("audit", self.audits, rows) for rows in ("heads", "layers", "frequencies", "distances", "bands")
         }
-        probes = {rows: of("probe", self.probes, rows) for rows in ("behaviours", "items")}
+        probes = {rows: maker("probe", self.probes, rows) for rows in ("behaviours", "items")}
         return audits | probes | super().table_makers()
 
-    def heads(self, kind: str) -> Heads | None:
+    def heads(self, kind: str) -> ModelHeads | None:
         """The heads on all sequences: of the model (``text``), of random weights, or on shuffled tokens."""
-        found = [self.audits.get(f"{kind}-{number}") for number in range(len(self.plan.places))]
-        audits = [each for each in found if each is not None]
-        return Heads.of(audits) if len(audits) == len(found) else None
+        records = [self.audits.get(f"{kind}-{number}") for number in range(len(self.plan.sequence_keys))]
+        audits = [record for record in records if record is not None]
+        return ModelHeads.from_audits(audits) if len(audits) == len(records) else None
 
 
-_NUMBERS = [name for name in COLUMNS if name not in ("side", "kind", "layer", "head")]
-FEWEST = 3  # minimum number of heads of a kind for a mean
+_NUMERIC_COLUMNS = [name for name in COLUMNS if name not in ("side", "kind", "layer", "head")]
+MIN_HEADS = 3  # minimum number of heads of a kind for a mean
 
 
 def effects_of(audit: AuditRecord, end: Literal["", "_low", "_high"] = "") -> Float[np.ndarray, "n"]:
@@ -177,21 +177,21 @@ def effects_of(audit: AuditRecord, end: Literal["", "_low", "_high"] = "") -> Fl
 
 
 @dataclass(frozen=True)
-class Heads:
+class ModelHeads:
     """The self-attention heads of one model's audits, in forward order.
 
     layer, head  [n] from 0
-    local    [n] whether its layer sees a window of keys alone
-    columns  by name, [T, n] of each text; NaN where it is not known
+    is_local     [n] whether its layer sees a window of keys alone
+    columns      by name, [T, n] of each text; NaN where it is not known
     """
 
     layer: Int[np.ndarray, "n"]
     head: Int[np.ndarray, "n"]
-    local: Bool[np.ndarray, "n"]
+    is_local: Bool[np.ndarray, "n"]
     columns: dict[str, Float[np.ndarray, "T n"]]
 
     @classmethod
-    def of(cls, audits: Sequence[AuditRecord]) -> Heads:
+    def from_audits(cls, audits: Sequence[AuditRecord]) -> ModelHeads:
         """From audits of the same model on several texts."""
         first = audits[0]
         windows = {layer.layer: layer.window is not None for layer in first.layers}
@@ -200,7 +200,7 @@ class Heads:
                 [[np.nan if (x := getattr(head, name)) is None else x for head in audit.heads] for audit in audits],
                 dtype=float,
             )
-            for name in _NUMBERS
+            for name in _NUMERIC_COLUMNS
         }
         return cls(
             np.array([head.layer for head in first.heads]),
@@ -214,26 +214,26 @@ class Heads:
         return len(self.columns["positional"])
 
     @property
-    def parts(self) -> dict[str, Bool[np.ndarray, "n"]]:
+    def layer_groups(self) -> dict[str, Bool[np.ndarray, "n"]]:
         """All heads; or full-attention and sliding-window layers separately, if a model has both."""
-        if self.local.any() and not self.local.all():
-            return {"full-attention layers": ~self.local, "sliding-window layers": self.local}
-        return {"all heads": np.ones(len(self.local), dtype=bool)}
+        if self.is_local.any() and not self.is_local.all():
+            return {"full-attention layers": ~self.is_local, "sliding-window layers": self.is_local}
+        return {"all heads": np.ones(len(self.is_local), dtype=bool)}
 
-    def among(self, places: Collection[tuple[int, int]]) -> Bool[np.ndarray, "n"]:
+    def mask_of(self, heads: Collection[tuple[int, int]]) -> Bool[np.ndarray, "n"]:
         """Mask of the heads at these (layer, head) pairs."""
-        return np.array([place in places for place in zip(self.layer.tolist(), self.head.tolist(), strict=True)])
+        return np.array([key in heads for key in zip(self.layer.tolist(), self.head.tolist(), strict=True)])
 
     def mean(self, name: str) -> Float[np.ndarray, "n"]:
         return self.columns[name].mean(0)
 
-    def correlations(self, first: str, second: str, which: Bool[np.ndarray, "n"]) -> list[float]:
+    def correlations(self, first: str, second: str, mask: Bool[np.ndarray, "n"]) -> list[float]:
         """Rank correlation of two columns over some heads, per text; NaN with too few known values."""
-        found = []
-        for a, b in zip(self.columns[first][:, which], self.columns[second][:, which], strict=True):
+        values = []
+        for a, b in zip(self.columns[first][:, mask], self.columns[second][:, mask], strict=True):
             known = np.isfinite(a) & np.isfinite(b)
-            found.append(float(spearman(np.stack((a[known], b[known])))) if known.sum() >= FEWEST else np.nan)
-        return found
+            values.append(float(spearman(np.stack((a[known], b[known])))) if known.sum() >= MIN_HEADS else np.nan)
+        return values
 
     def by_text(self, figure: Callable[[dict[str, Float[np.ndarray, "n"]]], float]) -> list[float]:
         """A number per text, from its columns."""
@@ -244,91 +244,90 @@ class Heads:
 
 # ---- how parts are run -----------------------------------------------------------------------------------------------
 
-PIECES = "pieces"
+PARTS_DIR = "pieces"
 METHODS: dict[str, Method] = {"silenced": "exact", "position": "position", "bands": "bands"}
 Report = Callable[[str, int, int], None]
 
 
-def path_of(directory: Path, name: str) -> Path:
-    return directory / PIECES / f"{name}.json"
+def part_path(directory: Path, name: str) -> Path:
+    return directory / PARTS_DIR / f"{name}.json"
 
 
 @dataclass(frozen=True)
-class Making:
+class PartRunner:
     """Runs the parts of one study.
 
     loaded  the model
     report  progress callback
     """
 
-    loaded: Loaded
-    plan: Plan
+    loaded: LoadedModel
+    plan: PretrainedPlan
     directory: Path
     report: Report
 
     def check(self) -> None:
         """Check texts, lengths and tokenizer before the first part."""
-        assert self.windows.size
+        assert self.token_sequences.size
         if self.plan.predicts:
-            assert self.probing.items
+            assert self.model_probe.items
 
-    def make(self, name: str, kind: str) -> None:
-        if kind == AUDITED:
-            record = self._audit(name)
+    def run(self, name: str, kind: str) -> None:
+        if kind == AUDIT:
+            record = self._audit_part(name)
         elif name == "intact":
-            record = self.probing.record(heads=True)
+            record = self.model_probe.record(heads=True)
         else:
-            record = self.probing.record(changes_of(name, self.plan, *self._seen))
-        write_json(path_of(self.directory, name), record.to_dict())
+            record = self.model_probe.record(changes_of(name, self.plan, *self._selection_records))
+        write_json(part_path(self.directory, name), record.to_dict())
 
     @cached_property
     def tokenizer(self) -> Any:
         return self.loaded.tokenizer()
 
     @cached_property
-    def windows(self) -> Int[np.ndarray, "T N"]:
-        """The sequences in the order of `Plan.places`, without overlap within a text."""
-        found = []
-        for at, (name, text) in enumerate(self.plan.texts.items()):
-            writer = Writer(self.tokenizer, text, self.plan.seed + at)
+    def token_sequences(self) -> Int[np.ndarray, "T N"]:
+        """The sequences in the order of `PretrainedPlan.sequence_keys`, without overlap within a text."""
+        rows = []
+        for index, (name, text) in enumerate(self.plan.texts.items()):
+            writer = ItemWriter(self.tokenizer, text, self.plan.seed + index)
             count = self.plan.sequences * self.plan.together
-            length = self.plan.tokens - len(writer.start)
-            room = len(writer.text) - count * length
-            if room < 0:
-                raise invalid(
-                    "text",
-                    f"have at least {count} sequences of {length} tokens",
-                    got=f"{name} with {len(writer.text)} tokens",
-                )
-            gaps = np.sort(writer.random.integers(0, room + 1, count))
+            length = self.plan.tokens - len(writer.prefix)
+            spare = len(writer.text) - count * length
+            if spare < 0:
+                must = f"have at least {count} sequences of {length} tokens"
+                raise invalid("text", must, got=f"{name} with {len(writer.text)} tokens")
+            gaps = np.sort(writer.rng.integers(0, spare + 1, count))
             for number, gap in enumerate(gaps.tolist()):
                 first = gap + number * length
-                found.append([*writer.start, *writer.text[first : first + length].tolist()])
-        return np.array(found)
+                rows.append([*writer.prefix, *writer.text[first : first + length].tolist()])
+        return np.array(rows)
 
     @cached_property
-    def probing(self) -> Probing:
+    def model_probe(self) -> ModelProbe:
         """The questions of all texts."""
         text = "\n\n".join(self.plan.texts.values())
         seed = self.plan.seed
-        return Probing.of(self.loaded, text, self.plan.asked, tokenizer=self.tokenizer, seed=seed, report=self.report)
+        return ModelProbe.from_data(
+            self.loaded, text, self.plan.probe_sizes, tokenizer=self.tokenizer, seed=seed, report=self.report
+        )
 
-    def _audit(self, name: str) -> AuditRecord:
+    def _audit_part(self, name: str) -> AuditRecord:
         if name in METHODS:
-            short = self.windows[:, : self.plan.effect_tokens]
-            return self._audited(self.loaded, short, METHODS[name], name)
+            prefix = self.token_sequences[:, : self.plan.effect_tokens]
+            return self._run_audit(self.loaded, prefix, METHODS[name], name)
         kind, _, number = name.partition("-")
         count, loaded = self.plan.together, self.loaded
-        tokens = self.windows[int(number) * count :][:count]
+        tokens = self.token_sequences[int(number) * count :][:count]
         if kind == "shuffled":
-            random = np.random.Generator(np.random.Philox(key=[self.plan.seed, int(number)]))
-            first = len(Writer(self.tokenizer, "so", 0).start)
-            tokens = np.concatenate((tokens[:, :first], random.permuted(tokens[:, first:], axis=1)), axis=1)
+            rng = np.random.Generator(np.random.Philox(key=[self.plan.seed, int(number)]))
+            num_special = len(ItemWriter(self.tokenizer, "so", 0).prefix)
+            tokens = np.concatenate((tokens[:, :num_special], rng.permuted(tokens[:, num_special:], axis=1)), axis=1)
         if kind == "random":
-            loaded = _untrained(self.loaded, self.plan.seed + int(number))
-        return self._audited(loaded, tokens, "none", name)
+            loaded = _random_model(self.loaded, self.plan.seed + int(number))
+        return self._run_audit(loaded, tokens, "none", name)
 
-    def _audited(self, loaded: Loaded, tokens: Int[np.ndarray, "T N"], effects: Any, name: str) -> AuditRecord:
+    def _run_audit(self, loaded: LoadedModel, tokens: Int[np.ndarray, "T N"], effects: Any, name: str) -> AuditRecord:
         return audit(
             loaded,
             tokens,
@@ -336,125 +335,127 @@ class Making:
             sequences=len(tokens),
             effects=effects,
             seed=self.plan.seed,
-            keep=self.directory / PIECES / f"{name}.parts" if effects != "none" else None,
+            keep=self.directory / PARTS_DIR / f"{name}.parts" if effects != "none" else None,
             on_progress=lambda what, done, total: self.report(f"{name}, {what}", done, total),
         )
 
     @cached_property
-    def _seen(self) -> tuple[list[AuditRecord], ProbeRecord]:
+    def _selection_records(self) -> tuple[list[AuditRecord], ProbeRecord]:
         """The records by which heads are selected: the audits of the texts and the intact probe."""
-        count = len(self.plan.places)
-        audits = [read(self.directory, f"text-{number}", AuditRecord) for number in range(count)]
-        return audits, read(self.directory, "intact", ProbeRecord)
+        count = len(self.plan.sequence_keys)
+        audits = [read_part(self.directory, f"text-{number}", AuditRecord) for number in range(count)]
+        return audits, read_part(self.directory, "intact", ProbeRecord)
 
 
-def read(directory: Path, name: str, kind: Any) -> Any:
-    path = path_of(directory, name)
+def read_part(directory: Path, name: str, kind: Any) -> Any:
+    path = part_path(directory, name)
     return kind.from_dict(read_json(path), path)
 
 
-def _untrained(loaded: Loaded, seed: int) -> Loaded:
+def _random_model(loaded: LoadedModel, seed: int) -> LoadedModel:
     """The same architecture with randomly initialised weights."""
-    before = torch.get_default_dtype()
+    default_dtype = torch.get_default_dtype()
     torch.set_default_dtype(loaded.model.dtype)  # for the weights; frequency tables are always float32
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            made = type(loaded.model)(copy.deepcopy(loaded.model.config)).eval()
-            install_same(made, loaded.model)
+            model = type(loaded.model)(copy.deepcopy(loaded.model.config)).eval()
+            install_like(model, loaded.model)
     finally:
-        torch.set_default_dtype(before)
-    return Loaded(made.to(loaded.model.device))
+        torch.set_default_dtype(default_dtype)
+    return LoadedModel(model.to(loaded.model.device))
 
 
-PREVIOUS = 0.5  # minimum mean attention on the previous token of a previous-token head
+MIN_PREVIOUS = 0.5  # minimum mean attention on the previous token of a previous-token head
 QUARTER = 4
 Head = tuple[int, int]  # layer and head
 
 
-def retrieving(intact: ProbeRecord) -> list[Head]:
+def retrieval_heads(intact: ProbeRecord) -> list[Head]:
     """The retrieval heads."""
-    return [(each.layer, each.head) for each in intact.heads if each.score >= RETRIEVES]
+    return [(head.layer, head.head) for head in intact.heads if head.score >= MIN_RETRIEVAL]
 
 
-def previous(audits: Sequence[AuditRecord]) -> list[Head]:
+def previous_token_heads(audits: Sequence[AuditRecord]) -> list[Head]:
     """The previous-token heads, by the mean over the texts."""
     rows = [[head.previous or 0.0 for head in audit.heads] for audit in audits]
     means = np.mean(rows, axis=0)
-    return [(head.layer, head.head) for head, mean in zip(audits[0].heads, means, strict=True) if mean >= PREVIOUS]
+    return [(head.layer, head.head) for head, mean in zip(audits[0].heads, means, strict=True) if mean >= MIN_PREVIOUS]
 
 
-def by_speed(layer: LayerRecord) -> list[int]:
+def fastest_first(layer: LayerRecord) -> list[int]:
     """The pairs of a layer's rotation, fastest first."""
     return np.argsort(-np.abs(layer.frequencies), kind="stable").tolist()
 
 
-def changes_of(piece: str, plan: Plan, audits: Sequence[AuditRecord], intact: ProbeRecord | None) -> list[Change]:
+def changes_of(
+    part: str, plan: PretrainedPlan, audits: Sequence[AuditRecord], intact: ProbeRecord | None
+) -> list[Change]:
     """The interventions of a part; empty if the model has no such heads."""
     layers = {layer.layer: layer for layer in audits[0].layers}
-    name, _, number = piece.rpartition("-")
+    name, _, number = part.rpartition("-")
     if name == "still":
-        bands = [(layer, np.array_split(by_speed(layer), BANDS)[int(number)]) for layer in audits[0].layers]
-        return [_bands(layer, "still", pairs) for layer, pairs in bands if len(pairs)]
-    if piece in ("fast-still", "slow-still"):
-        return _of_heads(previous(audits), layers, "still", piece == "fast-still")
+        bands = [(layer, np.array_split(fastest_first(layer), NUM_BANDS)[int(number)]) for layer in audits[0].layers]
+        return [_mask_change(layer, "freeze", pairs) for layer, pairs in bands if len(pairs)]
+    if part in ("fast-still", "slow-still"):
+        return _frequency_changes(previous_token_heads(audits), layers, "freeze", part == "fast-still")
     if intact is None:
         return []
-    found = retrieving(intact)
-    if piece == "no-retrieval":
-        return _silenced(found)
-    if piece == "retrieval-still":
-        return _of_heads(found, layers, "still", which=False)
-    random = np.random.Generator(np.random.Philox(key=[plan.seed, int(number) if number.isdecimal() else 0]))
+    heads = retrieval_heads(intact)
+    if part == "no-retrieval":
+        return _ablations(heads)
+    if part == "retrieval-still":
+        return _frequency_changes(heads, layers, "freeze", choice=False)
+    rng = np.random.Generator(np.random.Philox(key=[plan.seed, int(number) if number.isdecimal() else 0]))
     if name == "no-others":
-        return _silenced(_others(found, layers, random))
+        return _ablations(_random_others(heads, layers, rng))
     if name == "some-silent":
-        return _of_heads(found, layers, "silent", random)
-    return _of_heads(found, layers, "silent", piece == "fast-silent") if piece != "intact" else []
+        return _frequency_changes(heads, layers, "drop", rng)
+    return _frequency_changes(heads, layers, "drop", part == "fast-silent") if part != "intact" else []
 
 
-def _silenced(heads: Iterable[Head]) -> list[Change]:
-    return [Change(layer=layer, heads=tuple(each), output="zero") for layer, each in _by_layer(heads).items()]
+def _ablations(heads: Iterable[Head]) -> list[Change]:
+    return [Change(layer=layer, heads=tuple(indices), output="zero") for layer, indices in _by_layer(heads).items()]
 
 
 def _by_layer(heads: Iterable[Head]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+    by_layer: dict[int, list[int]] = {}
     for layer, head in sorted(heads):
-        found.setdefault(layer, []).append(head)
-    return found
+        by_layer.setdefault(layer, []).append(head)
+    return by_layer
 
 
-def _others(heads: Sequence[Head], layers: dict[int, LayerRecord], random: np.random.Generator) -> list[Head]:
+def _random_others(heads: Sequence[Head], layers: dict[int, LayerRecord], rng: np.random.Generator) -> list[Head]:
     """The same number of random other heads, in the same layers if possible, otherwise in any."""
-    taken: set[Head] = set(heads)
+    excluded: set[Head] = set(heads)
     chosen: list[Head] = []
-    everywhere = [(layer, head) for layer, record in layers.items() for head in range(record.heads)]
-    for layer, own in _by_layer(heads).items():
-        others = [each for each in everywhere if each[0] == layer and each not in taken]
-        chosen += [others[at] for at in random.permutation(len(others))[: len(own)]]
-    left = [each for each in everywhere if each not in taken and each not in chosen]
-    missing = min(len(heads) - len(chosen), len(left))
-    return chosen + [left[at] for at in random.permutation(len(left))[:missing]]
+    all_heads = [(layer, head) for layer, record in layers.items() for head in range(record.heads)]
+    for layer, layer_heads in _by_layer(heads).items():
+        others = [candidate for candidate in all_heads if candidate[0] == layer and candidate not in excluded]
+        chosen += [others[index] for index in rng.permutation(len(others))[: len(layer_heads)]]
+    remaining = [candidate for candidate in all_heads if candidate not in excluded and candidate not in chosen]
+    missing = min(len(heads) - len(chosen), len(remaining))
+    return chosen + [remaining[index] for index in rng.permutation(len(remaining))[:missing]]
 
 
-def _of_heads(
-    heads: Sequence[Head], layers: dict[int, LayerRecord], way: str, which: bool | np.random.Generator
+def _frequency_changes(
+    heads: Sequence[Head], layers: dict[int, LayerRecord], mode: str, choice: bool | np.random.Generator
 ) -> list[Change]:
     """Interventions on a quarter of some heads' frequencies: the fastest, the slowest, or random ones."""
-    found = []
-    for layer, own in _by_layer(heads).items():
-        pairs = by_speed(layers[layer])
+    changes = []
+    for layer, layer_heads in _by_layer(heads).items():
+        pairs = fastest_first(layers[layer])
         count = len(pairs) // QUARTER
         if not count:
             continue
-        if isinstance(which, bool):
-            some = pairs[:count] if which else pairs[-count:]
+        if isinstance(choice, bool):
+            selected = pairs[:count] if choice else pairs[-count:]
         else:
-            some = which.permutation(pairs)[:count].tolist()
-        found.append(_bands(layers[layer], way, some, tuple(own)))
-    return found
+            selected = choice.permutation(pairs)[:count].tolist()
+        changes.append(_mask_change(layers[layer], mode, selected, tuple(layer_heads)))
+    return changes
 
 
-def _bands(layer: LayerRecord, way: str, pairs: Iterable[int], heads: tuple[int, ...] | None = None) -> Change:
-    control = BandControl(**{way: tuple(sorted(int(pair) for pair in pairs))})
+def _mask_change(layer: LayerRecord, mode: str, pairs: Iterable[int], heads: tuple[int, ...] | None = None) -> Change:
+    control = FrequencyMask(**{mode: tuple(sorted(int(pair) for pair in pairs))})
     return Change(layer=layer.layer, heads=heads, bands=control)

@@ -17,31 +17,28 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from toeplens.backends.hf import capture_attention
+from toeplens.backends.hf.load import Dtype, LoadedModel, load_model
 from toeplens.engine import ExecutionOptions
-from toeplens.ground import InputError, read_json
-from toeplens.ground.files import make_directory
-from toeplens.ground.records import Record
 from toeplens.papers.positional_symbolic.pretrained.parts import (
-    AUDITED,
-    DRAWS,
-    FEWEST,
-    PIECES,
-    PREVIOUS,
-    PROBED,
-    TOGETHER,
-    Examined,
-    Making,
-    Plan,
+    AUDIT,
+    GROUP_SIZE,
+    MIN_HEADS,
+    MIN_PREVIOUS,
+    NUM_DRAWS,
+    PARTS_DIR,
+    PROBE,
+    PartRunner,
+    PretrainedPlan,
+    PretrainedState,
     effects_of,
-    path_of,
-    read,
-    retrieving,
+    part_path,
+    read_part,
+    retrieval_heads,
 )
-from toeplens.sources.huggingface import captured
-from toeplens.sources.huggingface.load import Dtype, Loaded, load_model
 from toeplens.studies.auditing.record import AuditRecord, files_of
-from toeplens.studies.kit.claims import Claim, Entry, claim_of, deviation, judge_all, read_claims
-from toeplens.studies.kit.study import STUDY, Kept
+from toeplens.studies.kit.claims import Claim, LedgerEntry, claim_of, deviation, judge_all, read_claims
+from toeplens.studies.kit.study import STUDY, StoredResults
 from toeplens.studies.kit.verdicts import (
     LEVEL,
     Comparison,
@@ -50,107 +47,112 @@ from toeplens.studies.kit.verdicts import (
     above,
     below,
     interval_above,
-    of_one,
+    mean_contrast,
     supporting,
-    unknown,
+    unknown_finding,
 )
-from toeplens.studies.probing import RETRIEVES, Behaviour, ProbeRecord
+from toeplens.studies.probing import MIN_RETRIEVAL, ProbeKind, ProbeRecord
+from toeplens.utils import InputError, read_json
+from toeplens.utils.files import make_directory
+from toeplens.utils.records import Record
 
-_STRONG, _LEARNED, _OCTAVES, _PURE, _FEW = 0.5, 0.1, 2.0, 0.9, 0.05
-_STILL = "the model has no rotation"
-_SILENT = "the model does not predict the next token"
-_UNPLACED = "no head has a rotation or a bias that can be removed"
-_UNSHARED = "the shares of all heads are undefined"
-_LOST, _SPARED = 0.5, 0.1  # of the needles
-_NULLS = {"random": "random weights", "shuffled": "tokens in random order"}
+_STRONG, _LEARNED, _MIN_OCTAVES, _PURE, _MAX_RETRIEVAL = 0.5, 0.1, 2.0, 0.9, 0.05
+_NO_ROTATION = "the model has no rotation"
+_NO_PREDICTION = "the model does not predict the next token"
+_NO_POSITION = "no head has a rotation or a bias that can be removed"
+_NO_SHARES = "the shares of all heads are undefined"
+_MIN_LOST, _MAX_LOST = 0.5, 0.1  # of the needles
+_BASELINES = {"random": "random weights", "shuffled": "tokens in random order"}
 
 
-def _over(finding: Finding, units: str) -> Finding:
+def _with_units(finding: Finding, units: str) -> Finding:
     """The finding with its units (sequences, questions) in place of seeds."""
-    said, wanting = (
+    evidence, wanting = (
         text.replace(" seeds", f" {units}").replace(" seed)", f" {units[:-1]})")
-        for text in (finding.evidence, finding.wanting)
+        for text in (finding.evidence, finding.missing)
     )
-    return replace(finding, evidence=said, wanting=wanting)
+    return replace(finding, evidence=evidence, missing=wanting)
 
 
-def over_units(finding: Finding, study: Examined) -> bool:
+def is_over_units(finding: Finding, study: PretrainedState) -> bool:
     """Whether a finding compares one number per sequence or group of sequences."""
-    return f" over {len(study.plan.places)} {study.plan.units}," in finding.evidence
+    return f" over {len(study.plan.sequence_keys)} {study.plan.units}," in finding.evidence
 
 
-def _missing(study: Examined, what: str, nature: str) -> list[Finding]:
-    """An unknown finding: not applicable because of the model's ``nature`` if complete, otherwise unfinished."""
-    return [unknown(what, nature if study.complete else "not finished")]
+def _missing(study: PretrainedState, quantity: str, reason: str) -> list[Finding]:
+    """An unknown finding: not applicable for a ``reason`` of the model if complete, otherwise unfinished."""
+    return [unknown_finding(quantity, reason if study.is_complete else "not finished")]
 
 
-def _correspondence(study: Examined) -> list[Finding]:
-    heads, what = study.heads("text"), "rank correlation of the positional share and the frequency used"
+def _correspondence(study: PretrainedState) -> list[Finding]:
+    heads, quantity = study.heads("text"), "rank correlation of the positional share and the frequency used"
     if heads is None or not study.plan.turns:
-        return _missing(study, what, _STILL)
-    found = []
-    for part, which in heads.parts.items():
-        own = heads.correlations("positional", "centre", which)
-        found.append(_over(above(f"{what}, {part}", own, _STRONG), study.plan.units))
-    return found
+        return _missing(study, quantity, _NO_ROTATION)
+    findings = []
+    for part, mask in heads.layer_groups.items():
+        correlations = heads.correlations("positional", "centre", mask)
+        findings.append(_with_units(above(f"{quantity}, {part}", correlations, _STRONG), study.plan.units))
+    return findings
 
 
-def _learned(study: Examined) -> list[Finding]:
-    heads, what = study.heads("text"), "that correlation − that of"
+def _learned(study: PretrainedState) -> list[Finding]:
+    heads, quantity = study.heads("text"), "that correlation − that of"
     if heads is None or not study.plan.turns:
-        return _missing(study, what, _STILL)
-    found = []
-    for kind, words in _NULLS.items():
+        return _missing(study, quantity, _NO_ROTATION)
+    findings = []
+    for kind, words in _BASELINES.items():
         other = study.heads(kind)
         if other is None:
-            found += _missing(study, f"{what} {words}", _STILL)
+            findings += _missing(study, f"{quantity} {words}", _NO_ROTATION)
             continue
-        for part, which in heads.parts.items():
-            pairs = zip(*(each.correlations("positional", "centre", which) for each in (heads, other)), strict=True)
-            finding = above(f"{what} {words}, {part}", [a - b for a, b in pairs], _LEARNED)
-            finding = _over(finding, study.plan.units)
-            found.append(finding if kind == "random" else supporting(finding))
-    return found
+        for part, mask in heads.layer_groups.items():
+            values = (entry.correlations("positional", "centre", mask) for entry in (heads, other))
+            pairs = zip(*values, strict=True)
+            finding = above(f"{quantity} {words}, {part}", [a - b for a, b in pairs], _LEARNED)
+            finding = _with_units(finding, study.plan.units)
+            findings.append(finding if kind == "random" else supporting(finding))
+    return findings
 
 
-def _previous_fast(study: Examined) -> list[Finding]:
-    heads, what = study.heads("text"), "frequency of previous-token heads − of the others (octaves)"
+def _previous_fast(study: PretrainedState) -> list[Finding]:
+    heads, quantity = study.heads("text"), "frequency of previous-token heads − of the others (octaves)"
     if heads is None or not study.plan.turns:
-        return _missing(study, what, _STILL)
-    chosen = heads.mean("previous") >= PREVIOUS
-    if chosen.sum() < FEWEST:
-        return [unknown(what, f"{int(chosen.sum())} previous-token heads; {FEWEST} are needed")]
+        return _missing(study, quantity, _NO_ROTATION)
+    selected = heads.mean("previous") >= MIN_PREVIOUS
+    if selected.sum() < MIN_HEADS:
+        return [unknown_finding(quantity, f"{int(selected.sum())} previous-token heads; {MIN_HEADS} are needed")]
 
-    def apart(columns: dict[str, np.ndarray]) -> float:
-        return float(np.nanmean(columns["centre"][chosen]) - np.nanmean(columns["centre"][~chosen]))
+    def frequency_gap(columns: dict[str, np.ndarray]) -> float:
+        return float(np.nanmean(columns["centre"][selected]) - np.nanmean(columns["centre"][~selected]))
 
-    found = [_over(above(f"{what} ({int(chosen.sum())} heads)", heads.by_text(apart), _OCTAVES), study.plan.units)]
+    finding = above(f"{quantity} ({int(selected.sum())} heads)", heads.by_text(frequency_gap), _MIN_OCTAVES)
+    findings = [_with_units(finding, study.plan.units)]
     words = "their fastest quarter frozen − their slowest quarter frozen"
-    found += _more(study, "fast-still", "slow-still", "copying", words, 0.1)
-    return found
+    findings += _compare_effects(study, "fast-still", "slow-still", "copying", words, 0.1)
+    return findings
 
 
-def _pure(study: Examined) -> list[Finding]:
+def _pure(study: PretrainedState) -> list[Finding]:
     names = ("positional", "symbolic")
-    own, null = ({name: _counts(study, kind, name) for name in names} for kind in ("text", "random"))
-    found = []
-    for name, counts in own.items():
-        what = f"heads with a {name} share of at least {_PURE}"
+    trained, baseline = ({name: _pure_counts(study, kind, name) for name in names} for kind in ("text", "random"))
+    findings = []
+    for name, counts in trained.items():
+        quantity = f"heads with a {name} share of at least {_PURE}"
         if counts is None:
-            found += _missing(study, what, _UNSHARED)
+            findings += _missing(study, quantity, _NO_SHARES)
         else:
-            found.append(_over(above(what, counts, 0.5), study.plan.units))
-    for name, counts in own.items():
-        what, others = f"that number ({name}) − that with random weights", null[name]
-        if counts is None or others is None:
-            found += map(supporting, _missing(study, what, _UNSHARED))
+            findings.append(_with_units(above(quantity, counts, 0.5), study.plan.units))
+    for name, counts in trained.items():
+        quantity, baseline_counts = f"that number ({name}) − that with random weights", baseline[name]
+        if counts is None or baseline_counts is None:
+            findings += map(supporting, _missing(study, quantity, _NO_SHARES))
         else:
-            more = [one - other for one, other in zip(counts, others, strict=True)]
-            found.append(supporting(_over(above(what, more, 0.5), study.plan.units)))
-    return found
+            excess = [count - other for count, other in zip(counts, baseline_counts, strict=True)]
+            findings.append(supporting(_with_units(above(quantity, excess, 0.5), study.plan.units)))
+    return findings
 
 
-def _counts(study: Examined, kind: str, name: str) -> list[float] | None:
+def _pure_counts(study: PretrainedState, kind: str, name: str) -> list[float] | None:
     """Number of pure heads per sequence; None if a sequence has no defined share."""
     heads = study.heads(kind)
     if heads is None or not np.isfinite(heads.columns[name]).any(1).all():
@@ -158,134 +160,137 @@ def _counts(study: Examined, kind: str, name: str) -> list[float] | None:
     return heads.by_text(lambda columns: float((columns[name] >= _PURE).sum()))
 
 
-def _sparse(study: Examined) -> list[Finding]:
-    what, intact = "share of retrieval heads", study.probes.get("intact")
+def _sparse(study: PretrainedState) -> list[Finding]:
+    quantity, intact = "share of retrieval heads", study.probes.get("intact")
     if intact is None or not intact.heads:
-        return _missing(study, what, _SILENT)
-    many = len(retrieving(intact))
-    if not any(item.right for item in intact.of("needle")):
-        return [unknown(what, "the model finds no needle")]
-    share = many / len(intact.heads)
-    said = f"{many} of {len(intact.heads)} heads have a score of at least {RETRIEVES}"
-    some = Finding("holds" if many else "fails", said)
-    low = Finding("holds" if share < _FEW else "fails", f"{what}: {share:.3f}, threshold {_FEW}")
-    return [some, low]
+        return _missing(study, quantity, _NO_PREDICTION)
+    count = len(retrieval_heads(intact))
+    if not any(item.right for item in intact.items_of("needle")):
+        return [unknown_finding(quantity, "the model finds no needle")]
+    share = count / len(intact.heads)
+    text = f"{count} of {len(intact.heads)} heads have a score of at least {MIN_RETRIEVAL}"
+    exists = Finding("holds" if count else "fails", text)
+    text = f"{quantity}: {share:.3f}, threshold {_MAX_RETRIEVAL}"
+    is_sparse = Finding("holds" if share < _MAX_RETRIEVAL else "fails", text)
+    return [exists, is_sparse]
 
 
-def _causal(study: Examined) -> list[Finding]:
-    found = []
+def _causal(study: PretrainedState) -> list[Finding]:
+    findings = []
     for name, words in (("no-retrieval", "the retrieval heads"), ("no-others", "the same number of other heads")):
-        what = f"share of needles lost without {words}"
-        names = [name] if name == "no-retrieval" else [f"{name}-{draw}" for draw in range(DRAWS)]
-        values = _lost(study, names)
+        quantity = f"share of needles lost without {words}"
+        names = [name] if name == "no-retrieval" else [f"{name}-{draw}" for draw in range(NUM_DRAWS)]
+        values = _needles_lost(study, names)
         if values is None:
-            there = all(each in study.probes for each in names)
-            found += (
-                [unknown(what, "the model finds no needle, or has no such heads")]
-                if there
-                else _missing(study, what, _SILENT)
+            measured = all(probe in study.probes for probe in names)
+            findings += (
+                [unknown_finding(quantity, "the model finds no needle, or has no such heads")]
+                if measured
+                else _missing(study, quantity, _NO_PREDICTION)
             )
         elif name == "no-retrieval":
-            found.append(_over(above(what, values, _LOST, grain=deviation(_LOST)), "needles"))
+            findings.append(_with_units(above(quantity, values, _MIN_LOST, grain=deviation(_MIN_LOST)), "needles"))
         else:
-            found.append(_over(below(what, values, _SPARED, grain=deviation(_SPARED)), "needles"))
-    return found
+            findings.append(_with_units(below(quantity, values, _MAX_LOST, grain=deviation(_MAX_LOST)), "needles"))
+    return findings
 
 
-def _lost(study: Examined, names: Sequence[str]) -> list[float] | None:
+def _needles_lost(study: PretrainedState, names: Sequence[str]) -> list[float] | None:
     """For each needle that the intact model finds: whether it is lost, mean over the interventions."""
     probes = [study.probes.get(name) for name in names]
-    found = [
-        [item.right - (item.changed_right or 0.0) for item in probe.of("needle") if item.right == 1]
+    losses = [
+        [item.right - (item.changed_right or 0.0) for item in probe.items_of("needle") if item.right == 1]
         for probe in probes
         if probe is not None and probe.changes
     ]
-    return None if len(found) < len(names) or not found[0] else np.mean(found, axis=0).tolist()
+    return None if len(losses) < len(names) or not losses[0] else np.mean(losses, axis=0).tolist()
 
 
-def _slow(study: Examined) -> list[Finding]:
-    found = []
-    for draw in range(DRAWS):
+def _slow(study: PretrainedState) -> list[Finding]:
+    findings = []
+    for draw in range(NUM_DRAWS):
         words = f"their slowest quarter removed − a random quarter removed ({draw + 1})"
-        found += _more(study, "slow-silent", f"some-silent-{draw}", "needle", words, 0.1)
-    return found
+        findings += _compare_effects(study, "slow-silent", f"some-silent-{draw}", "needle", words, 0.1)
+    return findings
 
 
-def _more(study: Examined, first: str, second: str, of: Behaviour, words: str, bar: float) -> list[Finding]:
+def _compare_effects(
+    study: PretrainedState, first: str, second: str, behaviour: ProbeKind, words: str, threshold: float
+) -> list[Finding]:
     """Test: loss increase of a behaviour by one intervention minus that by another, over its items."""
-    what, probes = f"loss increase on {of} (nats), {words}", [study.probes.get(name) for name in (first, second)]
+    quantity = f"loss increase on {behaviour} (nats), {words}"
+    probes = [study.probes.get(name) for name in (first, second)]
     if any(probe is None for probe in probes):
-        return _missing(study, what, _STILL if study.plan.predicts else _SILENT)
-    nats = [[item.changed_nats for item in probe.of(of) if item.changed_nats is not None] for probe in probes if probe]
+        return _missing(study, quantity, _NO_ROTATION if study.plan.predicts else _NO_PREDICTION)
+    items = [probe.items_of(behaviour) for probe in probes if probe]
+    nats = [[item.changed_nats for item in group if item.changed_nats is not None] for group in items]
     if not all(nats):
-        return [unknown(what, "the model has no such heads")]
-    return [_over(above(what, [a - b for a, b in zip(*nats, strict=True)], bar), "items")]
+        return [unknown_finding(quantity, "the model has no such heads")]
+    return [_with_units(above(quantity, [a - b for a, b in zip(*nats, strict=True)], threshold), "items")]
 
 
-def _symbolic(study: Examined) -> list[Finding]:
+def _symbolic(study: PretrainedState) -> list[Finding]:
     heads, intact = study.heads("text"), study.probes.get("intact")
-    what = "symbolic share of the retrieval heads − that of the others"
+    quantity = "symbolic share of the retrieval heads − that of the others"
     if heads is None or intact is None:
-        return _missing(study, what, _SILENT)
-    chosen = heads.among(retrieving(intact))
-    if chosen.sum() < FEWEST:
-        return [unknown(what, f"{int(chosen.sum())} retrieval heads; {FEWEST} are needed")]
+        return _missing(study, quantity, _NO_PREDICTION)
+    selected = heads.mask_of(retrieval_heads(intact))
+    if selected.sum() < MIN_HEADS:
+        return [unknown_finding(quantity, f"{int(selected.sum())} retrieval heads; {MIN_HEADS} are needed")]
 
-    def apart(name: str) -> list[float]:
-        return heads.by_text(lambda c: float(np.nanmean(c[name][chosen]) - np.nanmean(c[name][~chosen])))
+    def share_gap(name: str) -> list[float]:
+        return heads.by_text(lambda x: float(np.nanmean(x[name][selected]) - np.nanmean(x[name][~selected])))
 
     if not np.isfinite(heads.columns["symbolic"]).any():
-        return [unknown(what, _UNSHARED)]
-    found = [_over(above(what, apart("symbolic"), _LEARNED), study.plan.units)]
+        return [unknown_finding(quantity, _NO_SHARES)]
+    findings = [_with_units(above(quantity, share_gap("symbolic"), _LEARNED), study.plan.units)]
     slower = "frequency of the retrieval heads − of the others (octaves)"
     if study.plan.turns:
-        return [*found, supporting(_over(below(slower, apart("centre"), 0.0), study.plan.units))]
-    return [*found, supporting(unknown(slower, _STILL))]
+        return [*findings, supporting(_with_units(below(slower, share_gap("centre"), 0.0), study.plan.units))]
+    return [*findings, supporting(unknown_finding(slower, _NO_ROTATION))]
 
 
-def _worth(study: Examined) -> list[Finding]:
-    what, audit, heads = "the most positional head", study.audits.get("position"), study.heads("text")
+def _position_effect(study: PretrainedState) -> list[Finding]:
+    quantity, audit, heads = "the most positional head", study.audits.get("position"), study.heads("text")
     if audit is None or heads is None:
-        return _missing(study, what, _UNPLACED)
+        return _missing(study, quantity, _NO_POSITION)
     shares = heads.mean("positional")
     if not np.isfinite(shares).any():
-        return [unknown(what, _UNSHARED)]
-    at = int(np.nanargmax(shares))
-    head = audit.heads[at]
-    others = np.delete(effects_of(audit), at)
+        return [unknown_finding(quantity, _NO_SHARES)]
+    index = int(np.nanargmax(shares))
+    head = audit.heads[index]
+    others = np.delete(effects_of(audit), index)
     others = others[np.isfinite(others)]
     if head.effect is None or head.effect_low is None or not len(others):
-        return [unknown(what, "no effects are known")]
-    bar = max(0.0, float(np.median(others)))
-    said = (
-        f"loss increase (nats) from removing position from {what}, layer {head.layer + 1} head {head.head + 1}, "
+        return [unknown_finding(quantity, "no effects are known")]
+    threshold = max(0.0, float(np.median(others)))
+    text = (
+        f"loss increase (nats) from removing position from {quantity}, layer {head.layer + 1} head {head.head + 1}, "
         f"compared with the median of the others"
     )
     high = head.effect_low if head.effect_high is None else head.effect_high
-    return [interval_above(said, head.effect, head.effect_low, high, bar)]
+    return [interval_above(text, head.effect, head.effect_low, high, threshold)]
 
 
-def _concentrated(study: Examined) -> list[Finding]:
-    what, audit = "share of the most important head in the summed effects of position", study.audits.get("position")
+def _concentration(study: PretrainedState) -> list[Finding]:
+    quantity, audit = "share of the most important head in the summed effects of position", study.audits.get("position")
     if audit is None:
-        return _missing(study, what, _UNPLACED)
+        return _missing(study, quantity, _NO_POSITION)
     effects, low, high = (effects_of(audit, end) for end in ("", "_low", "_high"))
     known = np.isfinite(effects)  # undefined for a head without rotation and bias
     if not known.any() or not np.isfinite(low[known]).all():
-        return [unknown(what, "no effects are known")]
-    at, counts = int(np.nanargmax(effects)), low > 0
-    if not counts[at]:
-        return [unknown(what, "no head has a significant effect of removing position")]
-    counts[at] = False
-    rest = [float(each[counts].sum()) for each in (low, effects, high)]  # significant effects only
-    ends = float(low[at]) / (float(low[at]) + rest[2]), float(high[at]) / (float(high[at]) + rest[0])
-    share = float(effects[at]) / (float(effects[at]) + rest[1])
-    head, layers = audit.heads[at], len(audit.layers)
-    place = f"the most important head is layer {head.layer + 1} head {head.head + 1} of {layers} layers"
-    return [
-        interval_above(what, share, *ends, _STRONG),
-        Finding("holds" if head.layer < layers / 3 else "fails", place),
-    ]
+        return [unknown_finding(quantity, "no effects are known")]
+    index, counts = int(np.nanargmax(effects)), low > 0
+    if not counts[index]:
+        return [unknown_finding(quantity, "no head has a significant effect of removing position")]
+    counts[index] = False
+    others = [float(values[counts].sum()) for values in (low, effects, high)]  # significant effects only
+    ends = float(low[index]) / (float(low[index]) + others[2]), float(high[index]) / (float(high[index]) + others[0])
+    share = float(effects[index]) / (float(effects[index]) + others[1])
+    head, layers = audit.heads[index], len(audit.layers)
+    text = f"the most important head is layer {head.layer + 1} head {head.head + 1} of {layers} layers"
+    is_early = Finding("holds" if head.layer < layers / 3 else "fails", text)
+    return [interval_above(quantity, share, *ends, _STRONG), is_early]
 
 
 _CHECKS = {
@@ -297,24 +302,24 @@ _CHECKS = {
     "causal": _causal,
     "slow": _slow,
     "symbolic": _symbolic,
-    "worth": _worth,
-    "concentrated": _concentrated,
+    "worth": _position_effect,
+    "concentrated": _concentration,
 }
 _DATA = read_claims(Path(__file__).with_name("claims.yaml"))
-CLAIMS: tuple[Claim[Examined], ...] = tuple(claim_of(entry, _CHECKS, _DATA["words"]) for entry in _DATA["claims"])
+CLAIMS: tuple[Claim[PretrainedState], ...] = tuple(claim_of(item, _CHECKS, _DATA["words"]) for item in _DATA["claims"])
 
 
 @dataclass(frozen=True)
-class ByText:
+class TextComparison:
     """A comparison over sequences, recomputed with one number per text.
 
-    part       of the claim
+    finding    the part of the claim
     low, high  the 95 % interval of the texts' mean
     verdict    by that interval, without correction, and however few texts there are
     """
 
-    entry: Entry
-    part: Finding
+    entry: LedgerEntry
+    finding: Finding
     texts: int
     value: float
     low: float
@@ -324,69 +329,71 @@ class ByText:
     @property
     def differs(self) -> bool:
         """Whether the uncorrected verdict over sequences differs."""
-        return self.verdict != self.part.verdict
+        return self.verdict != self.finding.verdict
 
 
-def by_text(study: Examined) -> Iterator[ByText]:
+def compare_by_text(study: PretrainedState) -> Iterator[TextComparison]:
     """Every comparison of the ledger over sequences; empty with one text or one sequence per text."""
-    names = [name for name, _ in study.plan.places]
+    names = [name for name, _ in study.plan.sequence_keys]
     texts = list(dict.fromkeys(names))
     if len(texts) < 2 or study.plan.sequences == 1:
         return
     for entry in study.entries:
-        for part in entry.findings:
-            if part.comparison is None or not over_units(part, study):
+        for finding in entry.findings:
+            if finding.comparison is None or not is_over_units(finding, study):
                 continue
-            ((_, values),) = part.comparison.seen.terms
+            ((_, values),) = finding.comparison.mean.terms
             means = [np.mean([x for x, name in zip(values, names, strict=True) if name == text]) for text in texts]
-            seen = of_one(np.array(means), part.comparison.seen.grain)
-            yes, no = Comparison(seen, part.comparison.low, part.comparison.high).chances()
-            found = Finding("undecided", "", yes, no)
-            yield ByText(entry, part, len(texts), seen.value, *seen.interval(LEVEL), found.at(LEVEL))
+            contrast = mean_contrast(np.array(means), finding.comparison.mean.grain)
+            holds, fails = Comparison(contrast, finding.comparison.low, finding.comparison.high).p_values()
+            judged = Finding("undecided", "", holds, fails)
+            ends, verdict = contrast.interval(LEVEL), judged.verdict_at(LEVEL)
+            yield TextComparison(entry, finding, len(texts), contrast.value, *ends, verdict)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Pieces(Record):
+class _PartCache(Record):
     audits: dict[str, AuditRecord]
     probes: dict[str, ProbeRecord]
 
 
-class Pretrained(Examined):
+class PretrainedStudy(PretrainedState):
     """The state of the study."""
 
-    NAME, COMMAND, REQUEST = "pretrained", "pretrained", Plan
+    NAME, COMMAND, REQUEST = "pretrained", "pretrained", PretrainedPlan
     PAGE = "toeplens.papers.positional_symbolic.pretrained.page:pretrained_page"
 
     @classmethod
-    def planned(cls, request: Plan) -> Plan:
-        return request.checked()
+    def plan_from_request(cls, request: PretrainedPlan) -> PretrainedPlan:
+        return request.validate()
 
     @classmethod
-    def read(cls, directory: Path, plan: Plan, environment: dict[str, Any]) -> Self:
-        kinds: dict[str, Any] = {AUDITED: AuditRecord, PROBED: ProbeRecord}
-        found: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
-        for name, kind in plan.pieces():
-            if path_of(directory, name).exists():
-                found[kind][name] = read(directory, name, kinds[kind])
-        audits, probes = found.values()
-        counted: dict[str, Any] = {"finished": len(audits) + len(probes), "total": len(list(plan.pieces()))}
-        told = {"directory": directory, "environment": environment, "plan": plan, "audits": audits, "probes": probes}
-        return cls(**told, **counted).judged()
+    def read(cls, directory: Path, plan: PretrainedPlan, environment: dict[str, Any]) -> Self:
+        kinds: dict[str, Any] = {AUDIT: AuditRecord, PROBE: ProbeRecord}
+        records: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
+        for name, kind in plan.iter_parts():
+            if part_path(directory, name).exists():
+                records[kind][name] = read_part(directory, name, kinds[kind])
+        audits, probes = records.values()
+        progress: dict[str, Any] = {"finished": len(audits) + len(probes), "total": len(list(plan.iter_parts()))}
+        fields = {"directory": directory, "environment": environment, "plan": plan, "audits": audits, "probes": probes}
+        return cls(**fields, **progress).with_verdicts()
 
     @classmethod
-    def reread(cls, kept: Kept, plan: Plan) -> Self:
-        found = _Pieces.from_dict(kept.content, kept.path)
-        return cls(**kept.head, plan=plan, audits=found.audits, probes=found.probes).judged()
+    def from_record(cls, stored: StoredResults, plan: PretrainedPlan) -> Self:
+        cache = _PartCache.from_dict(stored.content, stored.path)
+        return cls(**stored.head, plan=plan, audits=cache.audits, probes=cache.probes).with_verdicts()
 
-    def judged(self) -> Self:
+    def with_verdicts(self) -> Self:
         """The state with the verdicts on its claims."""
         return replace(self, entries=judge_all(CLAIMS, self))
 
 
-gather, is_pretrained, open_record = Pretrained.gather, Pretrained.tells, Pretrained.open_record
+gather, open_record = PretrainedStudy.gather, PretrainedStudy.open_record
+is_pretrained = PretrainedStudy.is_study_or_record
 
 
-class _Stopped(BaseException):
+class _PartInterrupted(BaseException):
     """Raised between two passes to stop a part; a BaseException, so it is not taken for a failure of the model."""
 
 
@@ -397,87 +404,87 @@ def examine(
     *,
     dtype: Dtype = "auto",
     device: str = "auto",
-    limits: ExecutionOptions | None = None,
-    on_piece: Callable[[str, int, int], None] = lambda name, done, total: None,
-    on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    execution: ExecutionOptions | None = None,
+    on_part: Callable[[str, int, int], None] = lambda name, done, total: None,
+    on_progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
     **sizes: Any,
-) -> Pretrained:
+) -> PretrainedStudy:
     """Run the study of a pretrained model in ``out``, or resume it.
 
     Arguments
         model        a model's directory or its name on the hub, or a GGUF file
         texts        texts by name, from which sequences, needles and questions are taken
-        dtype, device  as in `toeplens.sources.huggingface.load_model`
+        dtype, device  as in `toeplens.backends.hf.load_model`
         limits       deadline and stop signal
-        on_piece     called after every part with its name, the number of finished parts and the total
+        on_part      called after every part with its name, the number of finished parts and the total
         on_progress  called with the progress within a part
-        sizes        of `Plan`: sequences, tokens, effect_tokens, probe_tokens, seed
+        sizes        of `PretrainedPlan`: sequences, tokens, effect_tokens, probe_tokens, seed
 
     Raises `InputError` for an unsupported model or one with an encoder, for more tokens than the model has positions,
     for texts that are too short, and if the directory holds another study, or this study with another model, texts or
     sizes.
     """
-    limits, directory = limits or ExecutionOptions(), Path(out)
-    plan = Plan(model=model, texts=dict(sorted(texts.items())), **sizes).checked()
+    execution, directory = execution or ExecutionOptions(), Path(out)
+    plan = PretrainedPlan(model=model, texts=dict(sorted(texts.items())), **sizes).validate()
     loaded = load_model(model, dtype=dtype, device=device)
     loaded.check_decoder("the study of a pretrained model")
     loaded.check_length("tokens", plan.tokens)
-    loaded.check_all()
-    plan = replace(plan, **_nature(loaded))
+    loaded.check_complete()
+    plan = replace(plan, **_model_properties(loaded))
     if plan.predicts:
         loaded.check_length("probe_tokens", plan.probe_tokens)
-    asked = asdict(replace(plan, texts=plan.digests()))
-    _same(directory, asked)
-    pieces = list(plan.pieces())
+    request = asdict(replace(plan, texts=plan.digests()))
+    _check_same(directory, request)
+    parts = list(plan.iter_parts())
 
-    def report(what: str, done: int, total: int) -> None:
-        if limits.over():
-            raise _Stopped
-        on_progress(what, done, total)
+    def report(stage: str, done: int, total: int) -> None:
+        if execution.is_over():
+            raise _PartInterrupted
+        on_progress(stage, done, total)
 
-    making = Making(loaded, plan, directory, report)
-    making.check()
-    with Pretrained.opened(directory, asked) as gathered:
-        make_directory(directory / PIECES)
-        for at, (name, kind) in enumerate(pieces, 1):
-            if limits.over():
+    runner = PartRunner(loaded, plan, directory, report)
+    runner.check()
+    with PretrainedStudy.open_locked(directory, request) as gathered:
+        make_directory(directory / PARTS_DIR)
+        for index, (name, kind) in enumerate(parts, 1):
+            if execution.is_over():
                 break
-            if not path_of(directory, name).exists():
+            if not part_path(directory, name).exists():
                 try:
-                    making.make(name, kind)
-                except _Stopped:
+                    runner.run(name, kind)
+                except _PartInterrupted:
                     break
-                shutil.rmtree(directory / PIECES / f"{name}.parts", ignore_errors=True)
-                on_piece(name, at, len(pieces))
+                shutil.rmtree(directory / PARTS_DIR / f"{name}.parts", ignore_errors=True)
+                on_part(name, index, len(parts))
     return gathered[0]
 
 
-def _nature(loaded: Loaded) -> dict[str, Any]:
+def _model_properties(loaded: LoadedModel) -> dict[str, Any]:
     """Properties of a model from a short forward pass: rotation, bias, next-token prediction, dtype."""
-    turns, biased, causal, inside = [], [], [], []
+    rotated, biased, causal, at_input = [], [], [], []
     tokens = torch.arange(1, 9, device=loaded.model.device).unsqueeze(0)
 
-    def look(call: Any) -> None:
-        turns.append(call.rotation is not None)
+    def record_call(call: Any) -> None:
+        rotated.append(call.rotation is not None)
         biased.append(call.bias is not None)
-        inside.append(call.rotation is None and call.bias is None and call.unknown is None)
+        at_input.append(call.rotation is None and call.bias is None and call.unknown is None)
         causal.append(call.causal)
 
-    captured(loaded.model, {"input_ids": tokens}, look)
-    head = loaded.model.get_output_embeddings() is not None
+    capture_attention(loaded.model, {"input_ids": tokens}, record_call)
+    has_head = loaded.model.get_output_embeddings() is not None
     dtype = str(loaded.model.dtype).removeprefix("torch.")
-    weights = hashlib.sha256(repr(_files(loaded)).encode()).hexdigest()
+    weights = hashlib.sha256(repr(_weights_id(loaded)).encode()).hexdigest()
     return {
-        "turns": any(turns),
+        "turns": any(rotated),
         "biased": any(biased),
-        "together": TOGETHER if all(inside) else 1,
-        "predicts": head and all(causal),
+        "together": GROUP_SIZE if all(at_input) else 1,
+        "predicts": has_head and all(causal),
         "dtype": dtype,
         "weights": weights,
     }
 
 
-def _files(loaded: Loaded) -> list[Any]:
+def _weights_id(loaded: LoadedModel) -> list[Any]:
     """An identification of the model's weights that does not depend on their location."""
     path = Path(loaded.name or "")
     if loaded.name and path.exists():
@@ -485,15 +492,15 @@ def _files(loaded: Loaded) -> list[Any]:
     return [loaded.name, getattr(loaded.model.config, "_commit_hash", None)]
 
 
-def _same(directory: Path, asked: dict[str, Any]) -> None:
+def _check_same(directory: Path, request: dict[str, Any]) -> None:
     """Raise `InputError` if the directory holds another study."""
     path = directory / STUDY
     if not path.exists():
         return
-    had = read_json(path)
-    for name, value in asked.items():
-        if isinstance(had, dict) and name in had and had[name] != value:
-            wanted = "the same" if name in ("texts", "weights") else f"{had[name]!r},"  # these are hashes
+    existing = read_json(path)
+    for name, value in request.items():
+        if isinstance(existing, dict) and name in existing and existing[name] != value:
+            wanted = "the same" if name in ("texts", "weights") else f"{existing[name]!r},"  # these are hashes
             raise InputError(
                 f"{name} must be {wanted} as in the study in {directory}. Choose another directory otherwise."
             )

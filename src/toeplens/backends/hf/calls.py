@@ -1,0 +1,463 @@
+"""A verified attention call: weights and outputs formed again from its parts equal the model's own up to rounding.
+
+The allowed rounding follows from the arithmetic of the call, element by element:
+
+- Let u be the unit roundoff of the dtype in which the product of queries and keys is formed (float32 at least, since
+  models compute the softmax of wider numbers in float32). A product of d terms, accumulated in float32 with unit
+  roundoff u32, is off by about sqrt(d) u32 sum_i |q_i k_i| (the worst case d u32 sum_i |q_i k_i| does not occur:
+  roundings behave like random numbers, Higham and Mary 2019). Product, scale and the sum with the bias round the logit
+  s three times, by u |s| each, and the bias b twice. A model or kernel that scales queries or keys first rounds each
+  factor, which adds up like a random walk: 4 u (sum_i q_i^2 k_i^2)^(1/2). So a logit is off by at most
+      delta = u (3 |s| + 2 |b| + 4 |scale| |q * k|_2) + sqrt(d) u32 |scale| sum_i |q_i k_i|.
+- A bias that is a difference of running sums (FoX) is rounded like them: 2 u32 max |b| over the keys of a query.
+- A softcap c tanh(s / c) maps s +- delta to the interval between its values at both ends, and rounds three times.
+- The argument s - max s of the exponential is rounded, too: u32 (max s - s).
+- Weights w = softmax(s) lie between w_j e^-delta_j / (w_j e^-delta_j + sum_{k != j} w_k e^delta_k) and the same with
+  the opposite signs. Exponentials (20 units in the last place in torch's fused attention), their sum over N keys and
+  the rounding to the output's dtype add (2 u + (32 + sqrt(N)) u32) w.
+- A sink is one more logit, rounded three times, as is the sum of exponentials that it is compared with.
+- Outputs sum_j w_j v_j are off by the weights' differences times |v_j|, and by (2 u + sqrt(N) u32) sum_j w_j |v_j|.
+
+Single differences cannot reveal a slightly wrong scale if logits are large and close to each other. All of them
+together can, as rounding is not correlated with d weight / d log scale. So the scale that fits the model's weights best
+may differ from 1 by its own rounding plus five standard errors, over the sums over each query's keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from toeplens.backends.hf.attention import AttentionFunction, at_rows, blocks, by_offset, padded_lengths, reach_of
+from toeplens.backends.hf.model import attention_error, tolerance
+from toeplens.backends.hf.rotation import Rotation
+from toeplens.encodings.kit import product_dtype
+from toeplens.lens.kit.terms import NotSeparable
+from toeplens.utils import InputError
+
+_AT_ONCE = 1 << 19  # weights formed again, over batch and heads
+_MIN_QUERIES = 8  # minimum number of queries: the first ones of causal attention would prove nothing
+_FLOAT32 = torch.finfo(torch.float32).eps / 2
+_EXP = 32  # units in the last place: torch's fused attention allows 20
+_TINY = 2.0**-120  # smaller numbers may be flushed to 0
+_MAX_DELTA = 300.0  # limit of delta: e^600 is finite, and a logit this uncertain carries no information
+_UNDECIDED = 0.5  # if rounding may change the largest weight of a query by this much, the query proves nothing
+_MAX_ERRORS = 5.0  # allowed standard errors of the best-fitting scale
+_MIN_SCALE_ERROR = 1e-5  # its minimum allowed difference from 1
+_BLOCK = 1 << 20  # numbers of `AttentionCall.blocks`
+_MIN_BIAS_TOKENS = 3  # tokens that determine a bias by offset
+AttentionKind = Literal["self", "cross"]
+Side = Literal["encoder", "decoder"]
+CallKey = tuple[str, str, int]  # side, kind, layer
+
+
+@dataclass(frozen=True)
+class Proof:
+    """How far weights and outputs formed again in float64 are from the model's own.
+
+    weights    largest difference of an attention weight; None if the model returns only outputs
+    outputs    largest difference of a head's output, relative to the largest output of the layer
+    queries    number of queries of a sequence that were formed again
+    tolerance  largest allowed difference of a weight (each has its own, see the module)
+    used       largest difference as a share of the allowed rounding, over weights and outputs: at most 1
+    logit      largest absolute logit of a visible key
+    undecided  share of the queries whose largest weight rounding may change by a half or more
+    """
+
+    weights: float | None
+    outputs: float
+    queries: int
+    tolerance: float
+    used: float
+    logit: float
+    undecided: float
+
+
+def verified_rows(q: Float[Tensor, "B H Nq d"], k: Float[Tensor, "B _G Nk d"]) -> Int[Tensor, "R"]:
+    """The queries whose weights are formed again: all, or on long inputs some, including the first and the last."""
+    count = min(q.shape[2], max(_MIN_QUERIES, _AT_ONCE // (q.shape[0] * q.shape[1] * k.shape[2])))
+    return torch.linspace(0, q.shape[2] - 1, count, device=q.device, dtype=torch.float64).round().long()
+
+
+def prove(
+    name: str,
+    parts: AttentionFunction,
+    rows: Int[Tensor, "R"],
+    actual: Float[Tensor, "B H R Nk"] | None,
+    heads: Float[Tensor, "B Nq H dv"],
+    added: Float[Tensor, "B Nq H dv"] | None = None,
+) -> Proof:
+    """Form weights and outputs again at these queries and compare them with the model's own.
+
+    Arguments
+        name    of the module
+        parts   of the call
+        rows    queries
+        actual  the model's weights there; None if it returns none
+        heads   the model's outputs, for all queries
+        added   their part besides weighted values (vectors weighted by the encoding); None if there is none
+
+    Raises `InputError` that names the module if they differ from the model's own, and if rounding could explain any
+    weights. Queries that see no key are ignored: their weights depend on the model's substitute for minus infinity.
+    """
+    q, k, v = parts.q, parts.k, parts.v
+    fits = q.ndim == k.ndim == v.ndim == 4 and q.shape[1] % k.shape[1] == 0 and q.shape[1] % v.shape[1] == 0
+    fits = fits and q.shape[3] == k.shape[3]
+    fits = fits and (actual is None or actual.shape == (*q.shape[:2], len(rows), k.shape[2]))
+    if not fits or heads.shape != (q.shape[0], q.shape[2], q.shape[1], v.shape[3]):
+        shapes = ", ".join(str(list(x.shape)) for x in (q, k, v, actual, heads) if x is not None)
+        raise attention_error(name, f"shapes of its queries, keys, values, weights and outputs do not match: {shapes}")
+    logits = parts.logits(rows)
+    visible = logits.isfinite()
+    has_keys = visible.any(-1, keepdim=True)
+    logits = logits.masked_fill(~has_keys, 0)
+    weights = replace(parts, factor=None).softmax(logits, rows)
+    factor = None if parts.factor is None else at_rows(parts.factor, rows).double()
+    v = v.repeat_interleave(q.shape[1] // v.shape[1], 1).double()
+    outputs = heads.index_select(1, rows).transpose(1, 2).double()
+
+    widest = max(parts.q.dtype, heads.dtype, key=lambda dtype: torch.finfo(dtype).eps)
+    unit = _unit_roundoff(parts.q, widest)
+    least = max(_TINY, torch.finfo(widest).smallest_normal * torch.finfo(widest).eps)
+    delta = _logit_rounding(parts, rows, logits, unit) + _FLOAT32 * (logits.amax(-1, keepdim=True) - logits)
+    delta = delta.nan_to_num(0.0, posinf=_MAX_DELTA).clamp(max=_MAX_DELTA).masked_fill(~visible, 0)
+    keys = weights.shape[-1]
+    rounding = 2 * unit + (_EXP + keys**0.5) * _FLOAT32
+    finite, sinks = logits.masked_fill(~visible, 0), None
+    if parts.sinks is not None:
+        sinks = 3 * unit * (finite.abs().amax(-1, keepdim=True) + parts.sinks.abs().max())
+    allowed = _weight_rounding(weights, delta, sinks) + rounding * weights
+    slope = weights * (finite - (weights * finite).sum(-1, keepdim=True))  # with respect to the log of the scale
+    if factor is not None:
+        weights, slope, allowed = weights * factor, slope * factor, allowed * factor.abs()
+    recomputed, allowed = weights @ v, allowed + least
+    sums = (allowed + (2 * unit + keys**0.5 * _FLOAT32) * weights.abs()) @ v.abs() + least
+    if added is not None:
+        extra = added.index_select(1, rows).transpose(1, 2).double()
+        recomputed, of_weights = recomputed + extra, 4 * allowed.sum(-1, keepdim=True)
+        sums = sums + (4 * unit + keys**0.5 * _FLOAT32 + of_weights) * extra.abs().amax(-1, keepdim=True)
+    largest = allowed.amax(-1, keepdim=True)
+    undecided = float((largest >= _UNDECIDED)[has_keys].double().mean()) if bool(has_keys.any()) else 0.0
+
+    largest_output, output_error = float((outputs * has_keys).abs().max()), (recomputed - outputs) * has_keys
+    share, weight_error = _rounding_share(output_error, sums), None
+    if actual is None:
+        scale = _scale_error(-output_error, (slope @ v) * has_keys, unit)
+    else:
+        references = [(weights, allowed)]
+        if parts.sinks is not None:  # some models return weights before removing the sink's part
+            no_sink = logits.softmax(-1)
+            references.append((no_sink, _weight_rounding(no_sink, delta, None) + rounding * no_sink + least))
+        differences = [((candidate - actual.double()) * has_keys, bound) for candidate, bound in references]
+        deviation, bound = min(differences, key=lambda candidate: _rounding_share(*candidate))
+        share, weight_error = max(share, _rounding_share(deviation, bound)), float(deviation.abs().max())
+        scale = _scale_error(-deviation, slope * has_keys, unit) if bound is allowed else None
+    far_out = float(output_error.abs().max()) / (largest_output or 1.0)
+    logit = float(finite.abs().max())
+    dtype, size = str(widest).removeprefix("torch."), f"{logit:,.0f}" if logit >= 100 else f"{logit:.3g}"
+    coarse = f" in {dtype}" if unit > _FLOAT32 else ""
+    hint = f"; try --dtype float32 instead of {dtype}" if coarse else ""
+    if not bool((outputs * has_keys).isfinite().all()):
+        location = f"from logits up to {size} in {dtype}{hint}"
+        raise InputError(f"model: the attention of {name} has values that are not finite, {location}.")
+    if undecided > 0.5:
+        halved = f"rounding may halve the largest weight of {100 * undecided:.0f}% of its queries"
+        coarse = f"{dtype} is too coarse for the attention of {name}. Its logits are up to {size}"
+        raise InputError(f"model: {coarse}: {halved}. Use --dtype float32 (or a model in float32).")
+    if not share <= 1:
+        weights_differ = "" if weight_error is None else f"its weights differ by {weight_error:.1e} and "
+        raise attention_error(
+            name,
+            f"recomputed from its parts, {weights_differ}its outputs differ by {far_out:.1e} (relative), {share:.3g} "
+            f"times the rounding{coarse} of logits up to {size}. Supported parts are a scaled product, a cap, a bias, "
+            f"a mask and sinks{hint}",
+        )
+    if scale is not None:
+        problem = f"more than rounding{coarse} explains{hint}"
+        raise attention_error(name, f"its weights fit logits {1 + scale:.6f} times as large, {problem}")
+    return Proof(weight_error, far_out, len(rows), float((allowed * has_keys).max()), share, logit, undecided)
+
+
+def _unit_roundoff(q: Tensor, dtype: torch.dtype) -> float:
+    """Unit roundoff of products of queries, and of outputs of this dtype; coarser if torch may round float32."""
+    used, allowed = [product_dtype(q), dtype, torch.float32], torch.get_float32_matmul_precision()
+    if allowed == "medium":
+        used.append(torch.bfloat16)
+    elif allowed == "high" and q.is_cuda:  # TF32 has the digits of float16
+        used.append(torch.float16)
+    return max(torch.finfo(used_dtype).eps for used_dtype in used) / 2
+
+
+def _logit_rounding(
+    parts: AttentionFunction, rows: Int[Tensor, "R"], logits: Float[Tensor, "B H R Nk"], unit: float
+) -> Float[Tensor, "B H R Nk"]:
+    """delta: by how much rounding may change each logit, from factors in float32."""
+    groups = parts.k.shape[1]
+    q = parts.q.index_select(2, rows).float().abs().unflatten(1, (groups, -1)).flatten(2, 3)
+    k = parts.k.float().abs()
+
+    def product(power: int) -> Tensor:
+        products = q.pow(power) @ k.pow(power).transpose(-2, -1)
+        return products.view(len(q), groups, -1, len(rows), k.shape[2]).flatten(1, 2)
+
+    scale, bias = abs(parts.scale), parts.bias
+    raw = logits if bias is None else logits - at_rows(bias, rows)
+    cap = parts.softcap
+    if cap is not None:  # the product before the softcap, unless saturated to the last bit
+        raw = cap * (raw / cap).clamp(-1 + _FLOAT32, 1 - _FLOAT32).atanh()
+    sums = scale * product(1)
+    delta = unit * (3 * raw.abs() + 4 * scale * product(2).sqrt()) + parts.q.shape[-1] ** 0.5 * _FLOAT32 * sums
+    if cap is not None:
+        low, middle, high = (cap * ((raw + shift) / cap).tanh() for shift in (-delta, 0, delta))
+        delta = torch.maximum(high - middle, middle - low) + 3 * unit * middle.abs()
+    if bias is not None:
+        bias = at_rows(bias, rows).abs()
+        delta = delta + unit * (2 * bias + logits.abs()) + 2 * _FLOAT32 * bias.amax(-1, keepdim=True)
+    return delta
+
+
+def _weight_rounding(
+    weights: Float[Tensor, "B H R Nk"], delta: Float[Tensor, "B H R Nk"], sinks: Float[Tensor, "B H R 1"] | None
+) -> Float[Tensor, "B H R Nk"]:
+    """By how much each weight may change if logits change by at most delta, and a sink's, if any, by ``sinks``."""
+    up, down = weights * delta.exp(), weights * (-delta).exp()
+    above, below = _sum_of_others(up), _sum_of_others(down)
+    if sinks is not None:
+        sink = (1 - weights.sum(-1, keepdim=True)).clamp(min=0)
+        above, below = above + sink * sinks.clamp(max=_MAX_DELTA).exp(), below + sink * (-sinks).exp()
+    high, low = up / (up + below).clamp(min=1e-300), down / (down + above).clamp(min=1e-300)
+    return torch.maximum(high - weights, weights - low).clamp(min=0)
+
+
+def _sum_of_others(x: Float[Tensor, "B H R Nk"]) -> Float[Tensor, "B H R Nk"]:
+    """The sum over all other keys, without cancellation if one key has nearly all."""
+    top = x.argmax(-1, keepdim=True)
+    others = x.scatter(-1, top, 0.0).sum(-1, keepdim=True)
+    sums = others + x.gather(-1, top) - x
+    return sums.scatter(-1, top, others).clamp(min=0)
+
+
+def _rounding_share(deviation: Tensor, allowed: Tensor) -> float:
+    """The largest share of the allowed difference; infinite for nan."""
+    if not bool(deviation.isfinite().all()):
+        return torch.inf
+    return float((deviation.abs() / allowed).nan_to_num(nan=torch.inf).max()) if deviation.numel() else 0.0
+
+
+def _scale_error(residual: Float[Tensor, "B H R n"], slope: Float[Tensor, "B H R n"], unit: float) -> float | None:
+    """The relative error of the scale that explains the residuals best, given the derivative with respect to the log of
+    the scale; None if rounding explains it."""
+    norm = float(slope.square().sum())
+    if norm == 0:
+        return None
+    of_queries = (residual * slope).sum(-1)
+    estimate, error = float(of_queries.sum()) / norm, float(of_queries.square().sum()) ** 0.5 / norm
+    return estimate if abs(estimate) > max(_MIN_SCALE_ERROR, 4 * unit) + _MAX_ERRORS * error else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCall(AttentionFunction):
+    """One attention call of a module, in its parts (`AttentionFunction`).
+
+    It holds the model's own tensors, not copies: read them before the pass continues.
+
+    layer      from 0, counted over the attention calls of its kind and side, in the order of the pass
+    kind       ``self`` or ``cross``
+    side       ``encoder`` or ``decoder``; for a model without both, whether the keys after the query are visible
+    module     name of the module in the model, and its class
+    weights    [B, H, Nq, Nk] the model's own; None on long inputs, where they are computed some queries at a time, and
+               for models that return only outputs
+    heads      [B, Nq, H, dv] each head's output, before the output projection
+    unrotated  q and k before their rotation, with dimensions ordered as after it except for `Rotation.pairs`; None if
+               no rotation was observed
+    rotation   the rotation; None if there is none, or if it is not known (see ``unknown``)
+    unknown    why it is not known whether or how q and k are rotated, as a sentence; None if it is known
+    proof      how close the parts come to the model's own weights and outputs
+    positions  [B or 1, Nq] of the queries, and of the keys too if they belong to the same tokens
+    products   number of products of the weights, each with its own values; ``v`` and ``heads`` are their
+               concatenation, as if it were one product
+    encoding   name of the encoding installed by `toeplens.hosts.install`; None for the model's own
+    """
+
+    layer: int
+    kind: AttentionKind
+    side: Side
+    module: str
+    weights: Float[Tensor, "B H Nq Nk"] | None = field(repr=False)
+    heads: Float[Tensor, "B Nq H dv"] = field(repr=False)
+    unrotated: tuple[Float[Tensor, "B H Nq d"], Float[Tensor, "B G Nk d"]] | None = field(repr=False)
+    rotation: Rotation | None = field(repr=False)
+    unknown: str | None
+    proof: Proof
+    positions: Int[Tensor, "_B Nq"] = field(repr=False)
+    products: int = 1
+    encoding: str | None = None
+
+    @property
+    def key(self) -> CallKey:
+        """Side, kind and layer, which identify the call in its pass."""
+        return self.side, self.kind, self.layer
+
+    def blocks(self) -> Iterator[tuple[Int[Tensor, "R"], int, Float[Tensor, "B H R K"], Float[Tensor, "B H R K"]]]:
+        """Queries, the first key, logits and weights of the keys from it on, some queries at a time.
+
+        Contains all keys that any of the queries sees. In float32, or the model's own dtype if wider. The weights are 0
+        for a query that sees no key; the weight of a sink is left out.
+        """
+        dtype = torch.promote_types(self.q.dtype, torch.float32)
+        for block in blocks(self.q.shape[2], self.q.shape[0] * self.q.shape[1] * self.k.shape[2], _BLOCK):
+            rows = torch.arange(block.start, block.stop, device=self.q.device)
+            first = 0 if self.window is None else max(0, block.start - self.window + 1)
+            first = first if self.chunk is None else block.start - block.start % self.chunk
+            last = self.k.shape[2] if self.window is None else min(self.k.shape[2], block.stop + self.window - 1)
+            last = block.stop if self.causal and self.kind == "self" else last
+            logits = self.logits(rows, slice(first, last), dtype)
+            weights = self.softmax(logits, rows, slice(first, last))
+            yield rows, first, logits, weights if self.visible is None else weights.nan_to_num(nan=0.0)
+
+    @cached_property
+    def _reach(self) -> tuple[int | None, int | None]:
+        is_square = self.kind == "self" and self.q.shape[2] == self.k.shape[2]
+        return reach_of(self.visible if is_square else None, self.causal)
+
+    @property
+    def window(self) -> int | None:
+        """Maximum number of keys up to its own that a query sees, on either side if not causal; None for no limit."""
+        return self._reach[0]
+
+    @property
+    def chunk(self) -> int | None:
+        """Number of positions per chunk; a query sees no key of an earlier chunk. None without chunks."""
+        return self._reach[1]
+
+    @cached_property
+    def lengths(self) -> Int[Tensor, "B"] | None:
+        """Number of tokens before the padding, if only padding, ``causal``, window and chunks mask keys.
+
+        None without padding. Raises `NotSeparable` for other masks: packed sequences, padding on the left.
+        """
+        if self.visible is None:
+            return None
+        ends = padded_lengths(self.visible, self.causal, self.window, self.chunk)
+        if isinstance(ends, str):
+            supported = "Known masks are all keys, earlier keys, a window and chunks"
+            raise NotSeparable(f"{self.module}: its queries see {ends}. {supported}.")
+        return None if ends is None else ends.expand(self.q.shape[0])
+
+    def bias_by_offset(self) -> Float[Tensor, "_H D"] | None:
+        """The bias by offset i - j: 0 .. N-1 if causal, otherwise -(N-1) .. N-1; None without a bias.
+
+        A constant over all keys of a query changes no weight, so a bias of this form plus such constants is accepted,
+        and set to 0 at offset 0. Raises `NotSeparable` for a bias of another form.
+        """
+        if self.bias is None:
+            return None
+        tables, length = [], self.q.shape[2]
+        allowed = max(tolerance(self.bias.dtype), self._bias_rounding())
+        for head in range(self.bias.shape[1]):
+            bias = self.bias[:, head].expand(-1, length, -1)
+            visible = None
+            if self.visible is not None:
+                visible = self.visible[:, head if self.visible.shape[1] > 1 else 0].expand(-1, length, -1)
+                bias = bias.expand(len(visible), -1, -1)
+            # with fewer tokens, any table depends only on the offset up to a constant per query
+            modes = (False, True) if length > _MIN_BIAS_TOKENS else (False,)
+            candidates = (by_offset(bias, visible, self.causal, relative, allowed) for relative in modes)
+            table = next((candidate for candidate in candidates if candidate is not None), None)
+            if table is None:
+                raise NotSeparable(f"{self.module}: its bias is not a function of the offset only.")
+            tables.append(table[length - 1 :] if self.causal else table)
+        return torch.stack(tables)
+
+    def _bias_rounding(self) -> float:
+        """Largest relative difference that rounding explains for a 16-bit bias, even if converted later: one that
+        contains only 16-bit numbers, or their products with the scale (Falcon's ALiBi)."""
+        assert self.bias is not None
+        for dtype in (torch.bfloat16, torch.float16):
+            for unit in (1.0, self.scale):
+                x = self.bias / unit
+                if bool(((x.to(dtype).to(x.dtype) - x).abs() <= 4 * torch.finfo(x.dtype).eps * x.abs()).all()):
+                    return 2 * torch.finfo(dtype).eps
+        return 0.0
+
+    def _bias_by_position(self) -> Float[Tensor, "_B _H N N"] | None:
+        """The bias as a table, if it does not depend on the content of keys, as an installed encoding's or one that is
+        equal for several sequences; None if that is not known."""
+        assert self.bias is not None
+        if self.bias.shape[2] not in (1, self.q.shape[2]):
+            return None
+        is_shared = len(self.q) > 1 and (len(self.bias) == 1 or bool((self.bias == self.bias[:1]).all()))
+        if self.encoding is None and not is_shared:
+            return None
+        return (self.bias[:1] if is_shared else self.bias).expand(-1, -1, self.q.shape[2], -1)
+
+    def behaviour_arguments(self, *, tables: bool = False) -> dict[str, Any]:
+        """Arguments of `toeplens.lens.behaviour` for this layer: queries, keys and everything else about their logits.
+
+        The rotated pairs come first, interleaved, with the rotation's magnitude applied. A softcap is left out: these
+        are the logits before it. Raises `NotSeparable` unless these are a rotation of pairs by an angle per position
+        and a bias by offset.
+
+        Arguments
+            tables  return a 4-D bias by query and position if it is not by offset and does not depend on the content
+                    of keys
+        """
+        if self.kind == "cross":
+            raise NotSeparable(f"{self.module}: its queries and keys come from different sequences.")
+        if self.q.shape[2] != self.k.shape[2]:
+            raise NotSeparable(f"{self.module}: it has {self.q.shape[2]} queries for {self.k.shape[2]} keys.")
+        if self.unknown is not None:
+            raise NotSeparable(f"{self.module}: {self.unknown}")
+        if self.softcap is not None and self.bias is not None:
+            raise NotSeparable(f"{self.module}: a bias is added after its softcap, c tanh(x / c).")
+        try:
+            bias = self.bias_by_offset()
+        except NotSeparable:
+            bias = self._bias_by_position() if tables else None
+            if bias is None:
+                raise
+        q, k, rotation = self.q, self.k, None
+        if self.rotation is not None and self.unrotated is not None:
+            pairs = self.rotation.pairs
+            is_fixed = torch.ones(q.shape[-1], dtype=torch.bool, device=q.device)
+            is_fixed[pairs.flatten()] = False
+            order = torch.cat((pairs.flatten(), is_fixed.nonzero().flatten()))
+            sizes = torch.ones(q.shape[-1], dtype=q.dtype, device=q.device)
+            sizes[: pairs.numel()] = self.rotation.magnitudes.repeat_interleave(2).to(q.dtype)
+            q, k = (x[..., order] * sizes for x in self.unrotated)
+            rotation = self.rotation.frequencies
+        return {
+            "q": q,
+            "k": k,
+            "rotation": rotation,
+            "pairing": "interleaved",
+            "layout": "bhnd",
+            "bias": bias,
+            "causal": self.causal,
+            "scale": self.scale,
+            "lengths": self.lengths,
+            "window": self.window,
+            "chunk": self.chunk,
+        }
+
+
+def join_products(calls: Sequence[AttentionCall]) -> AttentionCall:
+    """Combine products of the same weights with several values into one call, with values and outputs concatenated."""
+    first, *others = calls
+    if not others:
+        return first
+    worst = max((call.proof for call in calls), key=lambda proof: proof.outputs)
+    weights = max((call.proof.weights for call in calls if call.proof.weights is not None), default=None)
+    return replace(
+        first,
+        v=torch.cat([call.v for call in calls], dim=-1),
+        heads=torch.cat([call.heads for call in calls], dim=-1),
+        proof=replace(worst, weights=weights),
+        products=len(calls),
+    )

@@ -1,0 +1,64 @@
+"""Memory and cores of this machine, and out-of-memory detection."""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import cache
+from pathlib import Path
+
+from toeplens.utils.errors import InputError
+
+MAX_SEEDS = 100
+_OUT_OF_MEMORY = re.compile("not enough memory|can't allocate memory|out of memory", re.IGNORECASE)  # torch's messages
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # container limits
+
+
+@cache
+def memory() -> int:
+    """Bytes of memory available to this process: the machine's, or its container's limit."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in map(Path, _CGROUP_LIMITS):
+        try:
+            limit = path.read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        if limit.isdecimal():
+            total = min(total, int(limit))
+    return total
+
+
+def free_memory() -> int:
+    """Bytes of memory that are free or reclaimable, on Linux; elsewhere `memory`."""
+    try:
+        fields = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return memory()
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", fields, re.MULTILINE)
+    return memory() if match is None else min(memory(), 1024 * int(match[1]))
+
+
+def num_cores() -> int:
+    """Number of cores available to this process."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def fmt_bytes(count: int) -> str:
+    """A readable number of bytes: ``310 MB``, ``1.2 GB``."""
+    for unit, name in ((10**12, "TB"), (10**9, "GB")):
+        if count >= unit:
+            return f"{count / unit:.1f} {name}" if count < 100 * unit else f"{count // unit} {name}"
+    return f"{max(1, count // 10**6)} MB"
+
+
+def check_memory(text: str, min_bytes: int) -> None:
+    """Raise an `InputError`, which begins with ``text``, unless ``min_bytes`` fit in memory."""
+    if min_bytes > memory():
+        raise InputError(f"{text} at least {fmt_bytes(min_bytes)} of memory. This machine has {fmt_bytes(memory())}.")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means out of memory, in Python or torch (without importing torch)."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
