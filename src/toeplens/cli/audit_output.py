@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _MAX_HEADS = 12  # heads printed
 _MAX_WEIGHTS = 4  # weights named in a note
 _ROTATION = re.compile(r"rotation of \d+ pairs, (\d+) of (\d+) dimensions \((\w+)\)")
-_COLUMNS = {
+_PRINTED_COLUMNS = {
     "pos.": "positional",
     "symb.": "symbolic",
     "int.": "interaction",
@@ -44,7 +44,7 @@ def print_audit(audit: Audit) -> None:
     """Print the heads with the largest effect (or positional share), the layers, and notes."""
     has_effects = any(head.effect is not None for head in audit.heads)
     key = "effect" if has_effects else "positional"
-    names, columns = HeadNames.of_audits(audit), _COLUMNS | ({"eff.": "effect"} if has_effects else {})
+    names, columns = HeadNames.of_audits(audit), _PRINTED_COLUMNS | ({"eff.": "effect"} if has_effects else {})
     ordered = sorted((row for row in audit.heads if getattr(row, key) is not None), key=lambda row: -getattr(row, key))
     heads = [
         [names.short(head), *(_cell_text(getattr(head, name), name) for name in columns.values())]

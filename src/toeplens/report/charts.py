@@ -267,7 +267,7 @@ def describe(spec: Mapping[str, Any]) -> str:
     group = next((channels[name]["field"] for name in ("color", "shape") if name in channels and name != measure), None)
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        if isinstance(row.get(value), int | float):
+        if isinstance(row.get(value), int | float) and not (group and row.get(group) is None):  # not a reference line
             groups.setdefault(str(row.get(group, "")) if group else "", []).append(row)
     texts = []
     for name, item in list(groups.items())[:12]:

@@ -22,9 +22,9 @@ from toeplens.studies.auditing.sentences import PATTERN_SHARE, HeadNames, layer_
 from toeplens.utils.formatting import fmt, sig_figs
 
 _OTHER_MEASURES = {"effect": "Effect", "distance": "Mean distance"}
-_UNIT_MEASURES = {name: style.title for name, style in ROLES.items()}
-_UNIT_MEASURES |= {"positional": "Positional share", "symbolic": "Symbolic share"}
-MEASURES = {**_OTHER_MEASURES, **_UNIT_MEASURES}  # what is compared
+_COLUMNS_0_TO_1 = {name: style.title for name, style in ROLES.items()}
+_COLUMNS_0_TO_1 |= {"positional": "Positional share", "symbolic": "Symbolic share"}
+COMPARED_COLUMNS = {**_OTHER_MEASURES, **_COLUMNS_0_TO_1}  # what is compared
 _INPUT = ("text", "sequences", "tokens", "seed")
 _FREQUENCIES = "fastest and slowest frequency"
 _IGNORED_SETTINGS = ("seconds", "command", "input", "request")  # settings that are not compared
@@ -85,7 +85,7 @@ def change_rows(pair: Pair) -> Rows:
     The spread is the standard deviation of the measure over the heads of both models.
     """
     head_names, rows = HeadNames.of_audits(pair[0]), []
-    for measure, title in MEASURES.items():
+    for measure, title in COMPARED_COLUMNS.items():
         changes, digits = [], digits_of(measure, *pair)
         for heads in zip(pair[0].heads, pair[1].heads, strict=True):
             before, after = (_value(audit, head, measure) for audit, head in zip(pair, heads, strict=True))
@@ -129,7 +129,7 @@ def map_chart(pair: Pair, rows: Rows) -> Chart:
 
 def heads_chart(rows: Rows, titles: Titles) -> Chart:
     """Each head in both models, a panel per measure from 0 to 1; on the dotted line nothing changed."""
-    shown = [row for row in rows if row["measure"] in _UNIT_MEASURES.values()]
+    shown = [row for row in rows if row["measure"] in _COLUMNS_0_TO_1.values()]
     measures = list(dict.fromkeys(row["measure"] for row in shown))
     ends: Rows = [
         {"measure": measure, "first": end, "second": end, "kind": None} for measure in measures for end in (0, 1)
@@ -148,7 +148,7 @@ def heads_chart(rows: Rows, titles: Titles) -> Chart:
 def changes_table(pair: Pair, titles: Titles, rows: Rows) -> Table:
     """For each measure the head that changed most, the mean change, and how alike the heads are."""
     table_rows: list[list[str | TableCell]] = []
-    for measure, title in MEASURES.items():
+    for measure, title in COMPARED_COLUMNS.items():
         if measure_rows := [row for row in rows if row["measure"] == title]:
             top, digits = max(measure_rows, key=lambda row: row["size"]), digits_of(measure, *pair)
             x, y = (np.array([row[end] for row in measure_rows]) for end in ("first", "second"))
@@ -165,7 +165,7 @@ def changes_table(pair: Pair, titles: Titles, rows: Rows) -> Table:
 def _change_sections(pair: Pair, titles: Titles, rows: Rows) -> Iterator[Section]:
     if rows:
         parts: list[Any] = [changes_table(pair, titles, rows)]
-        if any(row["measure"] in _UNIT_MEASURES.values() for row in rows):
+        if any(row["measure"] in _COLUMNS_0_TO_1.values() for row in rows):
             parts.append(Figure("heads", "Each head in both models", heads_chart(rows, titles), _HEADS.format(*titles)))
         yield Section("What changed most?", parts)
 
@@ -181,7 +181,7 @@ def distribution_chart(pair: Pair, titles: Titles) -> Chart | None:
     """The distribution of each measure from 0 to 1 over the heads of each model; None if none is in both."""
     model_styles, rows = list(styles(zip(("first", "second"), titles, strict=True)).values()), []
     edges = np.linspace(0, 1, _BINS + 1)
-    for measure, title in _UNIT_MEASURES.items():
+    for measure, title in _COLUMNS_0_TO_1.items():
         model_values = [_values(audit, measure) for audit in pair]
         for style, values in zip(model_styles, model_values, strict=True) if all(model_values) else ():
             shares = np.histogram(np.clip(values, 0, 1), edges)[0] / len(values)
@@ -207,10 +207,10 @@ def _counts(audit: Audit) -> dict[str, str]:
     limits = {**{name: CUTOFFS[name] for name in ROLES}, **dict.fromkeys(SHARES[:2], PATTERN_SHARE)}
     active = [head for head in audit.heads if not is_idle(audit, head)]
     counts = {IDLE.title: str(len(audit.heads) - len(active)), "All heads": str(len(audit.heads))}
-    for name, title in _UNIT_MEASURES.items():
+    for name, title in _COLUMNS_0_TO_1.items():
         if values := [value for head in active if (value := getattr(head, name)) is not None]:
             counts[f"{title} over {limits[name]:g}"] = str(sum(value > limits[name] for value in values))
-    for name, title in MEASURES.items():
+    for name, title in COMPARED_COLUMNS.items():
         if values := _values(audit, name):
             counts[f"Median: {title.lower()}"] = fmt(median(values), digits_of(name, audit))
     return counts

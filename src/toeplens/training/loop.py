@@ -40,7 +40,8 @@ Progress = Callable[[int, int, dict[str, Any] | None], None]
 BatchProgress = Callable[[int, int, int, dict[str, Any] | None], None]
 _EVAL_TOKENS = 2**18  # tokens per evaluation batch, on a GPU
 _PROBE_SHARES = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32)  # in 32nds of training; denser early, when heads specialise
-_VALUES, _SUMS = ("step", "seconds", "rows", "tested"), ("sums", "test_sums", "fit_sums")  # in checkpoints by name
+_CHECKPOINT_VALUES = ("step", "seconds", "rows", "tested")  # attributes that are stored in checkpoints
+_CHECKPOINT_SUMS = ("sums", "test_sums", "fit_sums")  # tensors: loss, correct predictions, labels counted
 
 
 @runtime_checkable
@@ -351,7 +352,7 @@ class Session:
             "optimizer": self.optimizer.state_dict(),
             "watched": self.probes.state(),
             "rng": self.rng if self.batched else torch.get_rng_state(),
-            **{name: getattr(self, name) for name in (*_VALUES, *_SUMS, "cuda_rng")},
+            **{name: getattr(self, name) for name in (*_CHECKPOINT_VALUES, *_CHECKPOINT_SUMS, "cuda_rng")},
         }
         store.save_checkpoint(self.directory, state)
         write_json(self.directory / store.PROGRESS, {"step": self.step, "of": self.spec.total_steps})
@@ -368,9 +369,9 @@ class Session:
         self.optimizer.load_state_dict(state["optimizer"])
         for param_state in self.optimizer.state.values():  # a stack's models share one step count over all parameters
             param_state["step"] = param_state["step"].clone()
-        for name in _VALUES:
+        for name in _CHECKPOINT_VALUES:
             setattr(self, name, state[name])
-        for name in _SUMS:
+        for name in _CHECKPOINT_SUMS:
             getattr(self, name).copy_(state[name])
         self.done = self.spec.is_finished(self.rows)
         torch.set_rng_state(state["rng"])

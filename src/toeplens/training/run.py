@@ -29,7 +29,7 @@ from toeplens.utils.renamed import renamed
 SPEC, METRICS, WEIGHTS, CHECKPOINT = "spec.json", "metrics.jsonl", "model.safetensors", "checkpoint.pt"
 RESULT, ENVIRONMENT, PROGRESS = "result.json", "environment.json", "progress.json"
 PROBES = "watched.jsonl"
-_FORMAT, _ADDED_KEYS = 1, {"history", "watched", "fit_sums"}  # of checkpoints, and what those of early versions lack
+_FORMAT, _REQUIRED_KEYS = 1, {"history", "watched", "fit_sums"}  # of checkpoints, and what those of early versions lack
 
 Status = Literal["complete", "diverged", "stopped"]
 
@@ -295,7 +295,7 @@ def load_checkpoint(directory: Path, spec: RunSpec) -> dict[str, Any] | None:
     except Exception as error:  # torch raises many types for a damaged archive
         reason = first_line(error)
         raise InputError(f"checkpoint: {path} is damaged ({reason[:120]}). Delete it to start this run over.") from None
-    if not isinstance(state, dict) or state.get("format") != _FORMAT or not state.keys() >= _ADDED_KEYS:
+    if not isinstance(state, dict) or state.get("format") != _FORMAT or not state.keys() >= _REQUIRED_KEYS:
         raise InputError(f"checkpoint: {path} was written by another version. Delete it to start this run over.")
     if state.get("run") != spec.name:
         raise InputError(f"checkpoint: {path} belongs to another run. Delete it to start this run over.")

@@ -12,7 +12,7 @@ depend on j (equivariance). What an encoding reads from tokens in addition (`Pos
 its position. Where position adds to the logit (biases, gates, vectors at the input) the interaction is exactly 0. There
 is no table if the logit of a key depends on the content of other keys (CoPE, DAPE v2), and it is not sufficient if
 weights change after the softmax (URPE, stick-breaking). Rotations of pairs, biases and vectors at the input have a
-closed form (`two_way`); for other encodings the table is computed.
+closed form (`two_way_variances`); for other encodings the table is computed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from toeplens.lens.head_types.two_way import two_way
+from toeplens.lens.head_types.two_way import two_way_variances
 from toeplens.lens.kit.separable_keys import AttentionOptions, PermutableKeys, iter_layer_keys
 from toeplens.lens.kit.trace import AttentionTrace, LayerTrace
 from toeplens.utils import InputError, invalid
@@ -132,7 +132,7 @@ def _record_fields(
 
 def _head_shares(keys: PermutableKeys) -> tuple[list[np.ndarray], int]:
     """The arrays of `Behaviour` for each head, and the number of queries counted."""
-    variances = two_way(keys)
+    variances = two_way_variances(keys)
     num_queries = int((keys.num_visible() > 1).sum())
     *parts, size = (x.sum((0, 2)).cpu().numpy() for x in vars(variances).values())
     total = np.stack(parts).sum(0)

@@ -18,7 +18,13 @@ from toeplens.utils import InputError, invalid
 from toeplens.utils.renamed import renamed
 
 _MAX_LOGITS = 2**20  # logits processed at once; a few megabytes are fastest
-_MEANS = {"entropy": "entropies", "first": "firsts", "kept": "queries", "induction": "eligible", "duplicate": "copies"}
+_COUNT_OF_SUM = {  # sums over queries, and the number of queries by which each is divided
+    "entropy": "entropy_queries",
+    "first": "first_queries",
+    "kept": "queries",
+    "induction": "eligible",
+    "duplicate": "duplicate_queries",
+}
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,7 @@ class PatternSums:
         if tokens is not None and (cross or tokens.ndim != 2 or tokens.shape[1] != queries):
             raise invalid("tokens", f"have shape [S, {queries}], in self-attention only", tokens)
         self.heads, self.queries, self.keys, self.tokens, self.cross = heads, queries, keys, tokens, cross
-        names = ("energy", *_MEANS, *_MEANS.values())
+        names = ("energy", *_COUNT_OF_SUM, *_COUNT_OF_SUM.values())
         self._sums = {name: torch.zeros(heads, dtype=torch.float64) for name in names}
         self._logits, self._weights, self._counts = torch.zeros(3, heads, 2 * keys - 1, dtype=torch.float64)
         self._has_profile = profile is not None
@@ -153,7 +159,7 @@ class PatternSums:
     def result(self) -> Patterns:
         """The patterns of everything added so far."""
         sums = {name: x.numpy() for name, x in self._sums.items()}
-        means = {name: sums[name] / _divisor(sums[count]) for name, count in _MEANS.items()}
+        means = {name: sums[name] / _divisor(sums[count]) for name, count in _COUNT_OF_SUM.items()}
         undefined = np.full(self.heads, np.nan)
         shares = dict.fromkeys(("toeplitz", "toeplitz_variance", "distance", "previous", "current", "next"), undefined)
         by_distance = np.empty((self.heads, 0))
@@ -208,9 +214,9 @@ class PatternSums:
             "queries": num_visible > 0,
             "kept": mass,
             "first": weights[..., 0] * (later & (start == 0)),
-            "firsts": (num_visible > 0) & later,
+            "first_queries": (num_visible > 0) & later,
             "entropy": (entropy / num_visible.clamp(min=2).to(mass.dtype).log()).where(has_several, 0),
-            "entropies": has_several,
+            "entropy_queries": has_several,
         }
         if not self.cross:
             lowest = int(rows[0]) + self.keys - start - logits.shape[-1]
@@ -222,7 +228,7 @@ class PatternSums:
                 self._logits[heads, offsets] += _sums_by_offset(scores).cpu()
                 self._sums["energy"][heads] += scores.square_().sum((0, 2, 3)).cpu()
         if tokens is not None:
-            for total, count, shift in (("induction", "eligible", 1), ("duplicate", "copies", 0)):
+            for total, count, shift in (("induction", "eligible", 1), ("duplicate", "duplicate_queries", 0)):
                 positions = torch.arange(start - shift, start - shift + logits.shape[-1], device=rows.device)
                 # other copies of the query's token
                 same = tokens[:, rows, None] == tokens[:, None, positions.clamp(min=0)]

@@ -255,7 +255,7 @@ class TwoWay:
 
 
 @torch.no_grad()
-def two_way(keys: PermutableKeys) -> TwoWay:
+def two_way_variances(keys: PermutableKeys) -> TwoWay:
     """The two-way analysis of variance of every query's table, in O(N d^2) time and O(N d) memory per head.
 
     A bias by query and position adds only to Var(P), in O(N^2 d) time. A window of w keys needs O(w d^2 / chunk) more

@@ -270,7 +270,7 @@ def _positive_correlation(relation: RankRelation) -> Finding:
     return replace(finding, verdict=finding.verdict_at(LEVEL))
 
 
-_CHECKS: dict[str, Any] = {
+_TESTS_BY_NAME: dict[str, Any] = {
     "exclusion": _exclusion,
     "carried": lambda data, task, share, **options: MeanTest(_carried_share(task, share), task=task, **options)(data),
     "pure": _pure,
@@ -288,6 +288,8 @@ _CHECKS: dict[str, Any] = {
     "falls": _falls,
 }
 _DATA = read_claims(Path(__file__).with_name("claims.yaml"))
-CLAIMS: tuple[Claim[ClaimData], ...] = tuple(claim_of(entry, _CHECKS, _DATA["words"]) for entry in _DATA["claims"])
+CLAIMS: tuple[Claim[ClaimData], ...] = tuple(
+    claim_of(entry, _TESTS_BY_NAME, _DATA["words"]) for entry in _DATA["claims"]
+)
 
 __all__ = ["CLAIMS", "ClaimData"]

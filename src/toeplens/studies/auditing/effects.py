@@ -16,7 +16,7 @@ from toeplens.backends.hf import BandEffects, HeadEffects, NoGradient, band_effe
 from toeplens.backends.hf.effect_metric import MIN_SEQUENCES
 from toeplens.backends.hf.effects import EstimateTarget, head_estimates
 from toeplens.lens import bootstrap_means, check_estimates, gini, sample_heads
-from toeplens.studies.auditing.inputs import AuditRun
+from toeplens.studies.auditing.inputs import AuditContext
 from toeplens.studies.auditing.record import AuditCache, AuditRecord, BandRecord, CallRecords, MetricName, Number
 from toeplens.utils.formatting import finite_or_none
 from toeplens.utils.machine import is_out_of_memory
@@ -42,7 +42,7 @@ def without_effects(measured: Sequence[CallRecords], **about: str | None) -> Aud
     return AuditRecord(known, tuple(call.layer for call in measured), heads, None, None, None, 0.0)
 
 
-def effects_of(work: AuditRun, measured: Sequence[CallRecords]) -> AuditRecord:
+def effects_of(work: AuditContext, measured: Sequence[CallRecords]) -> AuditRecord:
     """Ablate each measured head of a transformers model, or remove its position (`head_effects`).
 
     Saved results are reused. Estimates are checked by ablating a sample of the heads exactly
@@ -104,7 +104,9 @@ def effects_of(work: AuditRun, measured: Sequence[CallRecords]) -> AuditRecord:
     )
 
 
-def _top_effects(work: AuditRun, calls: Sequence[CallRecords], ablate: AblateFn, estimate: EstimateFn) -> AuditRecord:
+def _top_effects(
+    work: AuditContext, calls: Sequence[CallRecords], ablate: AblateFn, estimate: EstimateFn
+) -> AuditRecord:
     """The heads with the largest effects; the others are dropped early (`eliminate`)."""
     options, counts, first = work.options, [call.layer.heads for call in calls], work.options.first or 1
     progress = partial(work.report, "heads")
@@ -151,7 +153,7 @@ def _mean_or_none(baseline: Float[np.ndarray, "B"] | None) -> Number:
     return None if baseline is None else finite_or_none(float(np.mean(baseline)))
 
 
-def _band_record(measured: Sequence[CallRecords], result: BandEffects, work: AuditRun) -> AuditRecord:
+def _band_record(measured: Sequence[CallRecords], result: BandEffects, work: AuditContext) -> AuditRecord:
     """Records of heads without effects, and of the measured bands."""
     records: list[BandRecord] = []
     texts = work.sequences.texts

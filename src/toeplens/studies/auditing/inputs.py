@@ -47,7 +47,7 @@ class Sequences:
 
 
 @dataclass(frozen=True)
-class AuditRun:
+class AuditContext:
     """An audit of a transformers model that is being made."""
 
     loaded: LoadedModel

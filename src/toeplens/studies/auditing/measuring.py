@@ -27,7 +27,7 @@ from toeplens.lens import (
     rotary_offsets,
     toeplitz_profile,
 )
-from toeplens.studies.auditing.inputs import AuditRun
+from toeplens.studies.auditing.inputs import AuditContext
 from toeplens.studies.auditing.record import CallRecords, HeadRecord, LayerRecord
 from toeplens.studies.kit.kernels import MAX_ROWS, SpectrumRange, decays_of, spectrum_range
 from toeplens.utils import InputError
@@ -35,13 +35,13 @@ from toeplens.utils.formatting import finite_or_none
 
 MIN_SEQUENCES = 8  # sequences needed to separate position from content by a mean over them
 _SHARES = ("positional", "symbolic", "interaction")
-_PATTERNS = [field.name for field in fields(Patterns) if field.name not in ("profile", "eligible")]
+_PATTERN_FIELDS = [field.name for field in fields(Patterns) if field.name not in ("profile", "eligible")]
 _CALL_FIELDS = ("side", "kind", "layer", "module", "scale", "softcap", "causal", "window", "chunk")
 _PROOF_FIELDS = ("weights", "outputs", "tolerance", "used", "logit", "undecided")
 _FOURIER_FACTOR = 32  # tokens per head dimension from which on logits by offset are cheaper by Fourier transforms
 
 
-def measure(work: AuditRun) -> tuple[list[CallRecords], float]:
+def measure(work: AuditContext) -> tuple[list[CallRecords], float]:
     """The measured calls in the order of the forward pass, and the difference between the captured and a plain pass.
 
     Calls with saved measures are proved again but not measured again. If everything is saved, nothing is run.
@@ -202,7 +202,7 @@ def head_records(
         offsets  angles between queries and keys in the RoPE pairs
     """
     patterns = sums.result()
-    columns: dict[str, Any] = {name: getattr(patterns, name) for name in _PATTERNS}
+    columns: dict[str, Any] = {name: getattr(patterns, name) for name in _PATTERN_FIELDS}
     columns["sink"] = np.clip(columns["sink"], 0, None)  # without a sink it is only rounding
     columns |= {} if shares is None else {name: getattr(shares, name) for name in _SHARES}
     lists: dict[str, Float[np.ndarray, "H n"]] = {"profile": patterns.profile}

@@ -31,11 +31,11 @@ MaybeShare = ApproxShare | None
 Magnitude = NonNegative | None
 _Weight = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-1e6, le=1e6)]
 
-_COLUMNS: dict[str, Any] = read_yaml(Path(__file__).with_name("columns.yaml"))
+_COLUMNS_FILE: dict[str, Any] = read_yaml(Path(__file__).with_name("columns.yaml"))
 # the columns of the table of heads, in order, with their descriptions
-COLUMNS: dict[str, str] = _COLUMNS["columns"]
+COLUMNS: dict[str, str] = _COLUMNS_FILE["columns"]
 # the source of a column's measure; the others are defined here (docs/how-to/audit.md)
-SOURCES: dict[str, str] = {name: item["source"] for item in _COLUMNS["sources"] for name in item["columns"]}
+SOURCES: dict[str, str] = {name: item["source"] for item in _COLUMNS_FILE["sources"] for name in item["columns"]}
 
 _KEY_COLUMNS = "side:text kind:text layer:count"
 LAYERS = schema(

@@ -22,7 +22,7 @@ from toeplens.backends.hf.load import LoadedModel, display_name_of, open_model
 from toeplens.backends.hf.model import import_transformers
 from toeplens.studies.auditing.effects import effects_of, without_effects
 from toeplens.studies.auditing.inputs import (
-    AuditRun,
+    AuditContext,
     Progress,
     Sequences,
     inputs_of,
@@ -96,7 +96,7 @@ def audit_with(
     """`audit` with these options."""
     started = time.monotonic()
     if is_run(model):
-        from toeplens.studies.auditing.decoder import audit_run
+        from toeplens.studies.auditing.runs import audit_run
 
         options.check_run(data=data, tokenizer=tokenizer)
         return audit_run(model, options, directory, report)
@@ -110,7 +110,7 @@ def audit_with(
         raise InputError(f"first must not be set for several texts, got {options.first}.")
     about = _describe(loaded, batch, options, changes)
     if directory is not None:
-        _check_same_request(directory, about)
+        _check_same_input(directory, about)
     inputs, mask_token = inputs_of(loaded.model, batch), getattr(tokenizer, "mask_token_id", None)
     mask_token = mask_token if isinstance(mask_token, int) else None
     layers = options.layers
@@ -135,7 +135,7 @@ def audit_with(
         key |= {name: getattr(options, name) for name in ("layers", "heads", "effects", "first", "seed")}
         key |= {"model": model_identity(loaded.model, loaded.name), "needles": [item.tokens for item in needles]}
         key |= {"changes": [repr(change) for change in changes], "mask_token": mask_token}
-    work = AuditRun(loaded, options, batch, inputs, mask_token, changes, AuditCache(directory, key), report)
+    work = AuditContext(loaded, options, batch, inputs, mask_token, changes, AuditCache(directory, key), report)
     size = " sequences of ".join(map(str, batch.tokens.shape))
     advice = "Lower sequences or max_tokens, use fewer layers or a smaller dtype, or set effects to none."
     with report_failures(loaded, "audit", f" with {size} tokens. {advice}"):
@@ -195,7 +195,7 @@ def _check_heads(options: AuditOptions, counts: Sequence[int]) -> None:
         raise invalid("first", f"be at most {num_heads}, the number of heads", options.first)
 
 
-def _measure_effects(work: AuditRun, measured: Sequence[CallRecords]) -> AuditRecord:
+def _measure_effects(work: AuditContext, measured: Sequence[CallRecords]) -> AuditRecord:
     """The effects, or why there are none."""
     try:
         return effects_of(work, measured)
@@ -205,7 +205,7 @@ def _measure_effects(work: AuditRun, measured: Sequence[CallRecords]) -> AuditRe
         return without_effects(measured, no_effects=str(error))
 
 
-def _retrieval_scores(work: AuditRun, needles: Sequence[ProbeItem]) -> dict[tuple[int, int], float]:
+def _retrieval_scores(work: AuditContext, needles: Sequence[ProbeItem]) -> dict[tuple[int, int], float]:
     """The retrieval score of each layer's heads. Saved scores are reused."""
     rows = work.cache.get("needles")
     if rows is None:
@@ -215,7 +215,7 @@ def _retrieval_scores(work: AuditRun, needles: Sequence[ProbeItem]) -> dict[tupl
     return {(layer, head): score for layer, head, score in rows}
 
 
-def _check_same_request(directory: Path, about: Mapping[str, Any]) -> None:
+def _check_same_input(directory: Path, about: Mapping[str, Any]) -> None:
     """Raise `InputError` instead of replacing a finished audit with other tokens or other changes."""
     if not (directory / RECORD).is_file():
         return
