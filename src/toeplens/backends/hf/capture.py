@@ -556,7 +556,7 @@ def capture_and_compare(model: Any, inputs: Mapping[str, Any], on_layer: Callabl
     """
     with hf.apply_patches(model, _last_logits_entries(model)), torch.no_grad():
         plain_inputs, plain_output = _plain_pass(model, inputs)
-        with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+        with torch.random.fork_rng([hf.device_of(model)] if hf.device_of(model).type == "cuda" else []):
             output = _first_tensor(capture_attention(model, inputs, on_layer))
         dtype = hf.precision(model)
         difference = hf.relative_difference(output[tuple(map(slice, plain_output.shape[:2]))], plain_output)
@@ -587,7 +587,7 @@ def _plain_pass(model: Any, inputs: Mapping[str, Any]) -> tuple[Mapping[str, Any
 
 def _plain_output(model: Any, inputs: Mapping[str, Any]) -> Tensor:
     try:
-        with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+        with torch.random.fork_rng([hf.device_of(model)] if hf.device_of(model).type == "cuda" else []):
             return _first_tensor(model(**inputs))
     except Exception as error:
         if is_out_of_memory(error) or not hf.is_library_error(error):

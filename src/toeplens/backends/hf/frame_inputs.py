@@ -16,7 +16,7 @@ from torch import Tensor
 
 from toeplens.backends.hf.capture import capture_attention
 from toeplens.backends.hf.load import LoadedModel, open_model
-from toeplens.backends.hf.model import error_summary, is_library_error
+from toeplens.backends.hf.model import device_of, error_summary, is_library_error
 from toeplens.utils import InputError, invalid
 from toeplens.utils.machine import is_out_of_memory
 
@@ -87,7 +87,7 @@ def _check_inputs(model: Any, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
 def _count_frames(model: Any, tensors: Mapping[str, Tensor]) -> int:
     """The number of queries of the first attention, from a pass over the first sequence."""
     counts: list[int] = []
-    sample = {name: x[:1].to(model.device) for name, x in tensors.items()}
+    sample = {name: x[:1].to(device_of(model)) for name, x in tensors.items()}
     try:
         capture_attention(model, sample, lambda call: counts.append(call.q.shape[2]))
     except InputError:

@@ -55,6 +55,11 @@ class LoadedModel:
         """The name used in records (`display_name_of`); the model's class if it has no name."""
         return display_name_of(self._source or type(self.model).__name__)
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the model's inputs."""
+        return hf.device_of(self.model)
+
     @cached_property
     def attention(self) -> tuple[str, ...]:
         """The names of the modules whose class is an attention."""

@@ -172,6 +172,12 @@ def rope_settings(config: Any) -> list[Mapping[str, Any]]:
     return [settings, *(value for value in settings.values() if isinstance(value, Mapping))]
 
 
+def device_of(model: Any) -> torch.device:
+    """The device of a model's inputs; if its first weights are offloaded, where they are put to be used."""
+    device, hook = model.device, getattr(model, "_hf_hook", None)
+    return torch.device(hook.execution_device) if device.type == "meta" and hook is not None else device
+
+
 def input_embedding(model: Any) -> Any:
     """The module that embeds the tokens; None if the model does not say."""
     with suppress(NotImplementedError, AttributeError):

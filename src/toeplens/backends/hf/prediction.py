@@ -11,7 +11,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from toeplens.backends.hf.interventions import Change, intervene
-from toeplens.backends.hf.model import INSTALLED, apply_patches, configs_of, require_pretrained, rope_settings
+from toeplens.backends.hf.model import (
+    INSTALLED,
+    apply_patches,
+    configs_of,
+    device_of,
+    require_pretrained,
+    rope_settings,
+)
 from toeplens.utils import InputError, invalid
 
 _AT_ONCE = 1 << 27  # maximum logits of a block of tokens, over its sequences
@@ -55,7 +62,7 @@ def predict_tokens(
     length, ordered = tokens.shape[1], list(positions)
     if not ordered or ordered != sorted(set(ordered)) or not 1 <= ordered[0] <= ordered[-1] < length:
         raise invalid("positions", f"be of 1 to {length - 1} and ascend", got=f"{ordered[:3]} ...")
-    tokens = tokens.to(model.device)
+    tokens = tokens.to(device_of(model))
     nats, correct = [], []
     for block, logits in _block_logits(model, tokens, ordered, changes):
         target = tokens[:, block]

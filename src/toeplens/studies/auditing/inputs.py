@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from toeplens.backends.hf import Change
 from toeplens.backends.hf.load import LoadedModel
-from toeplens.backends.hf.model import token_ids
+from toeplens.backends.hf.model import device_of, token_ids
 from toeplens.studies.auditing.record import AuditCache
 from toeplens.studies.kit.options import AuditOptions
 from toeplens.utils import InputError, invalid, repr_of
@@ -106,7 +106,7 @@ def inputs_of(model: Any, batch: Sequences) -> dict[str, Tensor]:
     pad, vocab_size = (getattr(model.config, name, None) for name in ("pad_token_id", "vocab_size"))
     if mask is not None and isinstance(pad, int) and isinstance(vocab_size, int) and 0 <= pad < vocab_size:
         tokens = tokens.masked_fill(~mask, pad)
-    inputs, sides = {"input_ids": tokens.to(model.device)}, [""]
+    inputs, sides = {"input_ids": tokens.to(device_of(model))}, [""]
     if model.config.is_encoder_decoder:
         names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
         starts = ((name, id) for name in names if (id := getattr(model.config, name, None)) is not None)
@@ -118,7 +118,7 @@ def inputs_of(model: Any, batch: Sequences) -> dict[str, Tensor]:
         sides.append("decoder_")
     if mask is not None:
         names = [f"{side}attention_mask" for side in sides]
-        inputs |= dict.fromkeys(names, mask.to(device=model.device, dtype=torch.long))
+        inputs |= dict.fromkeys(names, mask.to(device=device_of(model), dtype=torch.long))
         unknown = [name for name in names if name not in inspect.signature(model.forward).parameters]
         if unknown:
             raise InputError(f"tokens must be sequences of one length: {type(model).__name__} takes no {unknown[0]}.")

@@ -19,7 +19,7 @@ from torch import Tensor
 from toeplens.backends.hf import Change, NoGradient, NoPosition, as_tokens
 from toeplens.backends.hf.interventions import InvalidTarget, find_calls
 from toeplens.backends.hf.load import LoadedModel, display_name_of, open_model
-from toeplens.backends.hf.model import import_transformers
+from toeplens.backends.hf.model import device_of, import_transformers
 from toeplens.studies.auditing.effects import effects_of, without_effects
 from toeplens.studies.auditing.inputs import (
     AuditContext,
@@ -244,7 +244,7 @@ def _describe(loaded: LoadedModel, data: Sequences, options: AuditOptions, chang
         "unused_weights": list(loaded.unused),
         "dtype": str(model.dtype).removeprefix("torch."),
         "weights": None if loaded.quantised is None else str(loaded.quantised),
-        "device": str(model.device),
+        "device": str(device_of(model)),
         "transformers": import_transformers().__version__,
         "text": data.origin,
         "sequences": count,

@@ -70,7 +70,7 @@ def resolve_changes(loaded: LoadedModel, changes: Sequence[ChangeSpec | Change])
     if not specs:
         return resolved
     calls: list[AttentionCall] = []
-    tokens = torch.tensor([[*range(1, 9)], [*range(8, 0, -1)]], device=loaded.model.device)
+    tokens = torch.tensor([[*range(1, 9)], [*range(8, 0, -1)]], device=loaded.device)
     sides = ("", "decoder_") if loaded.model.config.is_encoder_decoder else ("",)
     try:
         capture_attention(loaded.model, {f"{side}input_ids": tokens for side in sides}, calls.append)
@@ -234,7 +234,7 @@ def report_failures(loaded: LoadedModel, task: str, advice: str) -> Iterator[Non
         raise
     except Exception as error:
         if is_out_of_memory(error):
-            raise EnvironmentFailure(f"Out of memory on {loaded.model.device}{advice}") from error
+            raise EnvironmentFailure(f"Out of memory on {loaded.device}{advice}") from error
         if is_library_error(error):
             raise InputError(
                 f"model: the {task} of {type(loaded.model).__name__} failed: {error_summary(error)}."

@@ -248,7 +248,7 @@ def measure_retrieval(
     report(0, len(needle_items))
     for numbers, tokens in item_batches(needle_items, _BATCH_TOKENS):
         batch = [needle_items[number] for number in numbers]
-        ids = torch.from_numpy(tokens).to(loaded.model.device)
+        ids = torch.from_numpy(tokens).to(loaded.device)
         pos = torch.tensor(batch[0].positions)
         needles = torch.tensor([item.needle for item in batch])
 

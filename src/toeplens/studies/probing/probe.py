@@ -262,7 +262,7 @@ class ModelProbe:
             if change.output in ("mean", "resample"):
                 raise InputError(f"output must be zero for a probe, got {change.output}.")
         with report_failures(self.loaded, "probe", ". Use smaller lengths or a smaller dtype."):
-            tokens = torch.tensor([self.items[0].tokens], device=self.loaded.model.device)
+            tokens = torch.tensor([self.items[0].tokens], device=self.loaded.device)
             check_causal(self.loaded, find_calls(self.loaded.model, {"input_ids": tokens}, changes), PURPOSE)
             intact = self.intact
             if changes:
