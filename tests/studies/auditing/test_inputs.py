@@ -182,7 +182,9 @@ def texts_audit(model: Any) -> Audit:
 def test_a_decoder_input_begins_with_its_start_token(start: Any) -> None:
     config = SimpleNamespace(is_encoder_decoder=True, decoder_start_token_id=start)
     with pytest.raises(InputError, match=r"^model: decoder_start_token_id must be a token of its"):
-        inputs.inputs_of(SimpleNamespace(config=config, device=torch.device("cpu")), from_texts(tokenizer(), TEXTS, 2, 8))
+        inputs.inputs_of(
+            SimpleNamespace(config=config, device=torch.device("cpu")), from_texts(tokenizer(), TEXTS, 2, 8)
+        )
 
 
 def test_each_sequence_is_a_prefix_of_its_text() -> None:
