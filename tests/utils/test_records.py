@@ -254,3 +254,17 @@ def test_record_values_must_match_their_annotations() -> None:
 def test_an_error_names_the_path_of_the_field(change: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=rf"^tried: the record is damaged: {words}[^\n]*\.$"):
         ExampleRecord.from_dict({**GOOD, **change})
+
+
+def test_keys_of_earlier_versions_are_read():
+    """Only where the record has the new field and not the old one; the rest of the content is unchanged."""
+
+    @dataclass(frozen=True)
+    class Row(Record):
+        reason: str
+        whole: float
+
+    assert Row.from_dict({"why": "too short", "whole": 1.5}) == Row("too short", 1.5)
+    assert Row.from_dict({"reason": "too short", "whole": 1.5, "why": "ignored"}).whole == 1.5
+    with pytest.raises(InputError, match="reason"):
+        Row.from_dict({"because": "too short", "whole": 1.5})

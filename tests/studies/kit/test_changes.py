@@ -23,6 +23,7 @@ def llama() -> LoadedModel:
     [
         ("layers=1 heads=1,4 output=zero", "layer 1, heads 1, 4: zero-ablated"),
         ("layers=all freeze=1-2 drop=4", "layers 1–2: pairs 1–2 frozen and pair 4 dropped"),
+        ("layers=all still=1-2 silent=4", "layers 1–2: pairs 1–2 frozen and pair 4 dropped"),  # as written for 0.2
         ("layers=all exchange=1-2:3-4", "layers 1–2: pairs exchanged, 1–2 with 3–4"),
         ("layers=2 freeze=3 exchange=4:1", "layer 2: pair 3 frozen; pairs exchanged, 1 with 4"),
         ("layers=2 exchange=1:2 speed=0.5", "layer 2: pairs exchanged, 1 with 2; rotation speed × 0.5"),
