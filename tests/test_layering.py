@@ -175,7 +175,7 @@ def test_imports_are_absolute_and_explicit():
 
 
 def test_every_name_is_defined():
-    """Those of annotations too, which nothing evaluates; linters are told to pass over shapes, so over all of them."""
+    """Also in annotations, which nothing evaluates; linters skip undefined names because of jaxtyping's shapes."""
     assert {module_of(path): lost for path in FILES if (lost := undefined_names(path))} == {}
 
 

@@ -53,8 +53,6 @@ REPLACEMENTS = {
     r"what (one|you) (buy|pay)s?": "benefits and costs",
 }
 ALLOWED = {  # path: what may stand there, as a regular expression
-    "src/toeplens/encodings/rope_scaling.py": "beside",  # a parameter's name
-    "src/toeplens/studies/kit/verdicts.py": "beside",
     "src/toeplens/engine/head_probe.py": "at moments",  # recorded with runs
     "src/toeplens/tasks/sequences.py": "carry out",  # of a sum
 }

@@ -220,7 +220,7 @@ H, N_OPTIONS, D = 6, 21, 8
 def attention_inputs(
     name: str, length: int = N_OPTIONS, start: int = 0
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
-    """q, k, v of six heads and what attention is told, of an encoding with random parameters."""
+    """q, k, v of six heads and the arguments of attention, of an encoding with random parameters."""
     specimen = Specimen(lambda: encodings.build(name, **{**SIZES, "num_heads": H}))
     positions = specimen.positions(length, start)
     x = specimen.encoding.embed(specimen.random_content(B, length), positions)

@@ -257,11 +257,11 @@ def test_a_result_that_cannot_be_saved_stops_the_other_jobs(three_workers: Clust
         run_parallel(
             wait_for_stop, [(False, tmp_path), (True, tmp_path)], ExecutionOptions(), three_workers, on_done=full
         )
-    assert (tmp_path / "left").read_text() == "cpu"  # what an item without a GPU is told
+    assert (tmp_path / "left").read_text() == "cpu"  # the device that an item without a GPU gets
 
 
 def wait_for_stop(item: tuple[bool, Path], execution: ExecutionOptions, report: Any) -> str | None:
-    """One item stays until it is told to stop, and says so; the other is done when that has begun."""
+    """One item runs until it is asked to stop, and reports that; the other is done when that has begun."""
     stays, directory = item
     if stays:
         (directory / "begun").touch()

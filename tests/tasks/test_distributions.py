@@ -100,7 +100,7 @@ def test_half_of_the_words_outside_the_regions_are_marks():
 
 @pytest.mark.parametrize("kinds", [1, 2, 4])
 def test_both_bracket_errors_occur_and_ends_rarely_reveal_them(kinds: int):
-    """Wrong order (too many closed) and wrong kind; a text that begins by closing is told by its first bracket."""
+    """Wrong order (too many closed) and wrong kind; a text that begins by closing is known by its first bracket."""
     wrong_order = wrong_kind = given_away = total = 0
     for text, label in texts(draw_examples(build("dyck", length=32, kinds=kinds), 1500)):
         if not label:

@@ -1,4 +1,4 @@
-"""Masks are told from biases by what they do, in every dtype; what is read some queries at a time is what all say."""
+"""Masks and biases are distinguished by their effect, in every dtype; reading queries in parts gives the same."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def with_encoding(task: LanguageTask, model: Decoder, encoding: str, **options: 
 
 
 def _factors(extension_rows: Extension) -> list[float]:
-    """LongRoPE's, as they are told, rounded."""
+    """LongRoPE's, as they are recorded, rounded."""
     (words,) = {row.set for row in extension_rows.rows if row.method == "longrope"}
     return [float(part) for part in words.removeprefix("factors ").split(", ")]
 

@@ -168,7 +168,7 @@ _SEEDS = {"partial-moves-deposit": 40}  # a share of models, corrected for eleve
 
 @pytest.mark.parametrize("name", [claim.id for claim in PROBED])
 def test_probes_at_other_steps_are_alternative_checks(name: str) -> None:
-    """What was seen earlier says the same here, and is told beside the verdict, by accuracy and by loss."""
+    """An earlier finding agrees here and is reported next to the verdict, by accuracy and by loss."""
     moments = ("able", "plateau", "twice", "four times", "eight times")
     study = world(name)
     seeds = _SEEDS.get(name, 5)

@@ -6,7 +6,7 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -556,7 +556,7 @@ def capture_and_compare(model: Any, inputs: Mapping[str, Any], on_layer: Callabl
     """
     with hf.apply_patches(model, _last_logits_entries(model)), torch.no_grad():
         plain_inputs, plain_output = _plain_pass(model, inputs)
-        with torch.random.fork_rng([hf.device_of(model)] if hf.device_of(model).type == "cuda" else []):
+        with _fork_rng(model):
             output = _first_tensor(capture_attention(model, inputs, on_layer))
         dtype = hf.precision(model)
         difference = hf.relative_difference(output[tuple(map(slice, plain_output.shape[:2]))], plain_output)
@@ -585,9 +585,15 @@ def _plain_pass(model: Any, inputs: Mapping[str, Any]) -> tuple[Mapping[str, Any
     return inputs, _plain_output(model, inputs)
 
 
+def _fork_rng(model: Any) -> AbstractContextManager[None]:
+    """Restore the random state, on a CPU and on the model's GPU, afterwards."""
+    device = hf.device_of(model)
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
 def _plain_output(model: Any, inputs: Mapping[str, Any]) -> Tensor:
     try:
-        with torch.random.fork_rng([hf.device_of(model)] if hf.device_of(model).type == "cuda" else []):
+        with _fork_rng(model):
             return _first_tensor(model(**inputs))
     except Exception as error:
         if is_out_of_memory(error) or not hf.is_library_error(error):

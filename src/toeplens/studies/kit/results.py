@@ -12,7 +12,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from toeplens.engine.head_probe import HeadProbeRow
-from toeplens.engine.measures import REASON_FIELD, as_record
+from toeplens.engine.measures import as_record
 from toeplens.lens import Estimate, HeadAblation, LayerDeposit, deposit, mean_over_seeds
 from toeplens.model import Protocol
 from toeplens.studies.kit.frames import schema, table
@@ -20,7 +20,6 @@ from toeplens.studies.kit.verdicts import GRAIN, Contrast, difference
 from toeplens.utils import choose
 from toeplens.utils.machine import MAX_SEEDS
 from toeplens.utils.records import NonNegative, NonNegativeInt, Record, Share, keep_raw
-from toeplens.utils.renamed import rename_keys
 
 MIN_SKILL = 0.25  # minimum skill of models whose heads are evaluated
 ONLY_SKILLED_RULE = f"Only models with a skill of at least {MIN_SKILL:g} count."
@@ -208,13 +207,19 @@ class CellResult(Record):
 
     def reason(self, name: str) -> str:
         """Why the measure does not apply to the encoding; empty if it applies, or was not measured."""
-        return str(rename_keys(self.measures.get(name, {}), {REASON_FIELD}).get(REASON_FIELD, ""))
+        record = self._record(name)
+        return record if isinstance(record, str) else ""
 
     def measure(self, name: str) -> Any:
         """A measure's record; None if it was not measured or does not apply to the encoding."""
+        record = self._record(name)
+        return None if isinstance(record, str) else record
+
+    def _record(self, name: str) -> Any:
+        """A measure's record, or the reason why it does not apply; None if it was not measured."""
         if name not in self._measure_cache:
-            record = as_record(name, self.measures[name], self.LABEL) if self.measures.get(name) is not None else None
-            self._measure_cache[name] = None if isinstance(record, str) else record
+            content = self.measures.get(name)
+            self._measure_cache[name] = None if content is None else as_record(name, content, self.LABEL)
         return self._measure_cache[name]
 
     @cached_property

@@ -363,7 +363,7 @@ def _random_model(loaded: LoadedModel, seed: int) -> LoadedModel:
             install_like(model, loaded.model)
     finally:
         torch.set_default_dtype(default_dtype)
-    return LoadedModel(model.to(loaded.model.device))
+    return LoadedModel(model.to(loaded.device))
 
 
 MIN_PREVIOUS = 0.5  # minimum mean attention on the previous token of a previous-token head

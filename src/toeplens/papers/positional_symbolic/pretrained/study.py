@@ -462,7 +462,7 @@ def examine(
 def _model_properties(loaded: LoadedModel) -> dict[str, Any]:
     """Properties of a model from a short forward pass: rotation, bias, next-token prediction, dtype."""
     rotated, biased, causal, at_input = [], [], [], []
-    tokens = torch.arange(1, 9, device=loaded.model.device).unsqueeze(0)
+    tokens = torch.arange(1, 9, device=loaded.device).unsqueeze(0)
 
     def record_call(call: Any) -> None:
         rotated.append(call.rotation is not None)
