@@ -72,6 +72,7 @@ Json = Annotated[bool, option(..., "Print JSON to standard output.", flag="--jso
 Full = Annotated[bool, option(..., "Show all details of each entry.", flag="--full")]
 Device = Annotated[str, option_of(ExecutionOptions, "device")]
 ModelDtype = Annotated[str, option_of(AuditOptions, "dtype")]
+ModelMemory = Annotated[str | None, option_of(AuditOptions, "memory")]
 AllowPickle = Annotated[bool, option_of(AuditOptions, "pickled")]
 _RESUME_NOTE = "An interrupted study found here is resumed."
 StudyOut = Annotated[Path, option(..., f"Output directory. {_RESUME_NOTE}", "PATH")]

@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from toeplens.cli.options import AllowPickle, Device, Json, ModelDtype, StudyOut, argument, option, with_options
+from toeplens.cli.options import (
+    AllowPickle,
+    Device,
+    Json,
+    ModelDtype,
+    ModelMemory,
+    StudyOut,
+    argument,
+    option,
+    with_options,
+)
 from toeplens.cli.studies import write_and_print
 from toeplens.studies.kit.options import AuditOptions, ProbeSizes
 from toeplens.utils import InputError, invalid
@@ -117,6 +127,7 @@ def probe(
     heads: bool = option(True, "Find retrieval heads.", panel=MEASURE, flag="--heads/--no-heads"),
     dtype: ModelDtype = "auto",
     device: Device = "auto",
+    memory: ModelMemory = None,
     pickled: AllowPickle = False,
     seed: int = option(0, "Random seed (default: 0).", "N", MEASURE),
     as_json: Json = False,
@@ -144,7 +155,8 @@ def probe(
         raise InputError("text or tokens must be set, but not both.")
     with open_output_dir(out, "probe", (probing.RECORD,)), ProgressBars() as progress:
         check_same_model(out / probing.RECORD, display_name_of(model), "probe")
-        loaded = open_model(model, dtype=dtype, device=device, pickled=pickled)  # type: ignore[arg-type]
+        options: dict[str, Any] = {"dtype": dtype, "device": device, "memory": memory, "pickled": pickled}
+        loaded = open_model(model, **options, on_progress=progress)
         loaded.check_decoder("a probe")
         changes = resolve_changes(loaded, specs)
         record = probing.probe(loaded, data, changes=changes, sizes=sizes, heads=heads, seed=seed, on_progress=progress)

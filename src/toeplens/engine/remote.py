@@ -27,7 +27,7 @@ from toeplens.training.run import CHECKPOINT, PROGRESS, RESULT
 from toeplens.utils import EnvironmentFailure, InputError, invalid, write_bytes
 from toeplens.utils.errors import first_line
 from toeplens.utils.execution import ExecutionOptions
-from toeplens.utils.files import is_leftover, make_directory
+from toeplens.utils.files import cache_directory, is_leftover, make_directory
 from toeplens.utils.outputs import LOCK
 
 RUNS, _DRIVER, _STUDY = "runs", "driver.json", "study.json"
@@ -156,9 +156,8 @@ def working_copy(url: str) -> Iterator[Path]:
     raises `InputError`.
     """
     remote = Remote(url)
-    cache = os.environ.get("TOEPLENS_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     cache_name = f"{PurePosixPath(remote.url).name}-{hashlib.sha256(remote.url.encode()).hexdigest()[:12]}"
-    directory = make_directory(Path(cache) / "toeplens" / "outputs" / cache_name)
+    directory = make_directory(cache_directory("outputs") / cache_name)
     with remote.lock():
         names = remote.files()
         if names and _STUDY not in names:

@@ -28,7 +28,7 @@ from jaxtyping import Int, Shaped
 from toeplens.tasks.base import Split
 from toeplens.tasks.text import BYTES_PER_CALL, TextSource, Tokenizer, cut_text, load_tokenizer
 from toeplens.utils import EnvironmentFailure, InputError, choose, read_json, validate_as, write_json
-from toeplens.utils.files import environment_failure
+from toeplens.utils.files import cache_directory, environment_failure
 from toeplens.utils.outputs import LOCK, lock_directory
 from toeplens.utils.records import NonNegativeInt, StrictBool, StrictStr
 
@@ -278,9 +278,8 @@ def load_corpus(source: TextSource, tokenizer: str) -> Corpus:
 
 def _cache_directories() -> Iterator[Path]:
     """Cache directories: the cache, and a temporary one if it is not writable."""
-    cache = os.environ.get("TOEPLENS_CACHE") or os.environ.get("XDG_CACHE_HOME")
     with suppress(RuntimeError):  # no home directory
-        yield (Path(cache) if cache else Path.home() / ".cache") / "toeplens" / "corpora"
+        yield cache_directory("corpora")
     if _temporary_cache.cache_info().currsize:
         yield Path(_temporary_cache().name)
 

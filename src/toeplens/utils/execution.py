@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Annotated, Literal
 
 from toeplens.utils.errors import choose, invalid
+from toeplens.utils.machine import NUMBER, parse_bytes
 from toeplens.utils.options import CLUSTER, MACHINE, TRAINING, Range, check_fields, option
 
 CompileMode = Literal["auto", "on", "off"]
@@ -24,8 +25,6 @@ MAX_BATCHED = 256  # maximum number of models in a stack; each holds a file open
 INTERRUPTED_MESSAGE = "Interrupted. Finished work is saved; run the same command to resume."
 INTERRUPTED_EXIT_CODE = 130
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
-_BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_NUMBER = r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*"
 
 
 def read_clocks() -> tuple[float, float]:
@@ -35,7 +34,7 @@ def read_clocks() -> tuple[float, float]:
 
 def parse_duration(text: str) -> float:
     """``90s``, ``9m``, ``2h`` or plain seconds."""
-    match = re.fullmatch(rf"{_NUMBER}([smh]?)\s*", text)
+    match = re.fullmatch(rf"{NUMBER}([smh]?)\s*", text)
     if match is None or float(match[1]) <= 0:
         raise invalid("time_budget", "be a positive time such as 90s, 9m or 2h", text)
     return float(match[1]) * _SECONDS[match[2]]
@@ -155,10 +154,7 @@ class ClusterOptions:
         """Bytes reserved per item."""
         if self.memory_per_cell is None:
             return None
-        match = re.fullmatch(rf"{_NUMBER}([KMGT]?)B?\s*", self.memory_per_cell, re.IGNORECASE)
-        if match is None or float(match[1]) <= 0:
-            raise invalid("memory_per_cell", "be a positive size such as 500M or 4G", self.memory_per_cell)
-        return int(float(match[1]) * _BYTES[match[2].upper()])
+        return parse_bytes("memory_per_cell", self.memory_per_cell)
 
     def device(self, requested: str) -> str:
         """The device of a Ray worker: ``auto`` is a GPU if items have (part of) one."""

@@ -49,6 +49,15 @@ def environment_failure(error: OSError, path: Path | str) -> EnvironmentFailure:
     return EnvironmentFailure(f"Cannot write {path}: {reason}. Finished work is saved; no file is incomplete.")
 
 
+def cache_directory(name: str) -> Path:
+    """A directory in ``$TOEPLENS_CACHE``, or else ``$XDG_CACHE_HOME`` or ``~/.cache``; it may not exist.
+
+    Raises `RuntimeError` if there is no home directory.
+    """
+    cache = os.environ.get("TOEPLENS_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "toeplens" / name
+
+
 def make_directory(path: Path) -> Path:
     """Create ``path`` and its parents; raises `EnvironmentFailure` if that is impossible."""
     try:

@@ -7,9 +7,11 @@ import re
 from functools import cache
 from pathlib import Path
 
-from toeplens.utils.errors import InputError
+from toeplens.utils.errors import InputError, invalid
 
 MAX_SEEDS = 100
+NUMBER = r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*"  # a positive decimal number
+_BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _OUT_OF_MEMORY = re.compile("not enough memory|can't allocate memory|out of memory", re.IGNORECASE)  # torch's messages
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # container limits
 
@@ -49,6 +51,14 @@ def fmt_bytes(count: int) -> str:
         if count >= unit:
             return f"{count / unit:.1f} {name}" if count < 100 * unit else f"{count // unit} {name}"
     return f"{max(1, count // 10**6)} MB"
+
+
+def parse_bytes(field: str, text: str) -> int:
+    """``500M``, ``4G`` or plain bytes."""
+    match = re.fullmatch(rf"{NUMBER}([KMGT]?)B?\s*", text, re.IGNORECASE)
+    if match is None or float(match[1]) <= 0:
+        raise invalid(field, "be a positive size such as 500M or 4G", text)
+    return int(float(match[1]) * _BYTES[match[2].upper()])
 
 
 def check_memory(text: str, min_bytes: int) -> None:

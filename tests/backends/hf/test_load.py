@@ -72,23 +72,6 @@ def test_missing_weights_of_attention_are_refused_whatever_their_name(kind: str,
         audit_checkpoint(save_checkpoint(model, tmp_path / "holed", without=lost))
 
 
-@pytest.mark.parametrize("effects", ["none", "exact", "position"])
-def test_weights_that_stay_on_disk_give_the_same_audit(effects: Any, tmp_path: Path) -> None:
-    """As accelerate loads a model that does not fit into memory: each weight is read when it is used."""
-    place = save_checkpoint(tiny("LlamaForCausalLM", **LLAMA), tmp_path / "model")
-    options = {"dtype": torch.float32, "device_map": {"": "disk"}, "offload_folder": tmp_path / "offload"}
-    offloaded = transformers.LlamaForCausalLM.from_pretrained(place, **options)
-    assert {x.device.type for x in offloaded.parameters()} == {"meta"}
-    actual, expected = (audit(x, TOKENS, effects=effects) for x in (offloaded, place))
-    if effects == "none":
-        assert (actual.layers, actual.heads) == (expected.layers, expected.heads)
-    else:
-        ours, in_memory = ([head.effect for head in result.heads] for result in (actual, expected))
-        assert ours == pytest.approx(in_memory, abs=1e-6)
-        assert max(map(abs, in_memory)) > 1e-3
-    assert actual.about["device"] == "cpu"
-
-
 def test_other_missing_weights_are_listed(tmp_path: Path) -> None:
     model = random_model("LlamaForCausalLM", **LLAMA)
     actual = audit_checkpoint(save_checkpoint(model, tmp_path, without="mlp.up_proj"))
@@ -163,7 +146,7 @@ def test_sizes_beyond_memory_are_refused_before_allocation(
     place = edit_config(checkpoint, **{field: 10**4})
     monkeypatch.setattr(load, "memory", lambda: 10**6)
     monkeypatch.setattr(transformers.LlamaForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("it was built"))
-    with pytest.raises(EnvironmentFailure, match="does not fit in the memory of cpu"):
+    with pytest.raises(EnvironmentFailure, match=r"needs at least .* of memory, but only 1 MB are free"):
         audit_checkpoint(place)
 
 

@@ -94,8 +94,9 @@ def _read_number(reader: Any, name: str) -> int:
 
 
 CONFIG = "config.json"
-_SAFETENSORS, _INDEX = ".safetensors", "model.safetensors.index.json"
-_WEIGHTS = ("model.safetensors", _INDEX)  # all weights, or the index of their files; the first one found is read
+INDEX = "model.safetensors.index.json"
+_SAFETENSORS = ".safetensors"
+_WEIGHTS = ("model.safetensors", INDEX)  # all weights, or the index of their files; the first one found is read
 _PICKLE_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 GGUF = ".gguf"
 HUB_TIMEOUT = 5  # seconds to wait for the hub
@@ -110,6 +111,11 @@ class Checkpoint:
     location: str  # what transformers loads from: a directory, or a name on the hub
     options: dict[str, Any] = field(default_factory=dict)  # other arguments for loading
     quantised: QuantisedWeights | None = None  # contents of a GGUF file; None for other weights
+
+    @property
+    def gguf(self) -> Path:
+        """The GGUF file."""
+        return Path(self.location) / self.options["gguf_file"]
 
     def read_config(self) -> dict[str, Any] | None:
         """The configuration of a directory, unchecked; None if it cannot be read before loading."""
@@ -126,7 +132,7 @@ class Checkpoint:
 
     def missing_files(self) -> list[str]:
         """The weight files that a directory's index names but that are missing."""
-        path = Path(self.location) / _INDEX
+        path = Path(self.location) / INDEX
         return [file for file in _indexed_files(path) if not (path.parent / file).is_file()] if path.is_file() else []
 
     def check_weights(self, weight_file: Any, pickled: bool) -> None:

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from toeplens.backends.hf.offload import stored_weight
 from toeplens.utils import InputError
 
 MetricName = Literal["loss", "states"]
@@ -133,7 +134,7 @@ class Readout:
     """A head whose logits are weight x + bias, so that losses can be computed for some words at a time: going through
     all logits of a long input repeatedly would take over half as long as the product itself."""
 
-    weight: Float[Tensor, "V d"]
+    weight: Float[Tensor, "V d"]  # as stored, if it stays on disk; products are in the dtype of the states
     bias: Float[Tensor, "V"] | None
 
     @classmethod
@@ -145,7 +146,10 @@ class Readout:
     ) -> Readout | None:
         """The output embedding as such a head. None unless the model's own ``head`` computes its product, on some
         states and on scaled ones, which would reveal a softcap."""
-        if type(embedding) is not nn.Linear or type(embedding.weight) is not nn.Parameter or embedding.weight.is_meta:
+        if type(embedding) is not nn.Linear or type(embedding.weight) is not nn.Parameter:
+            return None
+        weight = stored_weight(embedding)
+        if weight is None:
             return None
         # models convert states of another dtype in their own ways; with another width there is something in between
         if states.dtype != embedding.weight.dtype or states.shape[-1] != embedding.weight.shape[1]:
@@ -156,14 +160,14 @@ class Readout:
         for _ in range(2):
             scaled = factor * states
             logits = upcast(head(scaled))
-            product = F.linear(scaled.to(embedding.weight.device), embedding.weight, embedding.bias)
+            product = F.linear(scaled.to(weight.device), weight.to(scaled.dtype), embedding.bias)
             product = upcast(product).to(logits.device)
             size = float(logits.abs().max())
             if product.shape != logits.shape or not float((product - logits).abs().max()) <= allowed * size:
                 return None
             largest = max(size, float(upcast(states).abs().max()))
             factor = 2.0 ** math.floor(math.log2(_MAX_STATE / largest)) if largest > 0 else 1.0  # exact in any dtype
-        return cls(embedding.weight, embedding.bias)
+        return cls(weight, embedding.bias)
 
     def cross_entropies(self, states: Float[Tensor, "R N d"], labels: Int[Tensor, "R N"]) -> Float[Tensor, "R N"]:
         """Cross-entropy at each position, 0 without a label, in float64; sums over words are at least float32."""
@@ -181,7 +185,7 @@ class Readout:
     ) -> tuple[Float[Tensor, "B n V"], Callable[[Int[Tensor, "B n"]], Float[Tensor, "B n d"]]]:
         """The probabilities of all words at some positions, and a function that returns the gradient of the labels'
         summed losses at the states, 0 without a label."""
-        weight = self.weight
+        weight = self.weight.to(states.dtype)
         shares = upcast(F.linear(states.to(weight.device), weight, self.bias)).softmax(-1)
         expected = shares.to(weight.dtype) @ weight
 
@@ -198,7 +202,9 @@ class Readout:
         top = torch.full_like(total, torch.finfo(dtype).min)
         for start in range(0, len(self.weight), block_size):
             block = slice(start, start + block_size)
-            logits = upcast(F.linear(x, self.weight[block], None if self.bias is None else self.bias[block]))
+            logits = upcast(
+                F.linear(x, self.weight[block].to(x.dtype), None if self.bias is None else self.bias[block])
+            )
             index = labels - start
             in_block = (index >= 0) & (index < logits.shape[1])
             own = logits.gather(1, index.clamp(0, logits.shape[1] - 1).unsqueeze(1)).squeeze(1)

@@ -18,6 +18,7 @@ from toeplens.backends.hf.calls import AttentionCall, CallKey
 from toeplens.backends.hf.capture import capture_attention
 from toeplens.backends.hf.effect_metric import NO_LABEL, EffectMetric, MetricName, cross_entropies, in_blocks, upcast
 from toeplens.backends.hf.interventions import Change, changed_outputs, outputs_without_position
+from toeplens.backends.hf.offload import reread_for_gradients
 from toeplens.backends.hf.replay import CallAddress, HeadChange, Replay, ReplayedPasses
 from toeplens.encodings import FrequencyMask
 from toeplens.lens.frequency import BandRemoval
@@ -317,7 +318,7 @@ def _estimate_effects(
     """
     labels = passes.metric.labels
     assert labels is not None
-    with torch.enable_grad(), _gradients_disabled(passes.model):
+    with torch.enable_grad(), _gradients_disabled(passes.model), reread_for_gradients(passes.model):
         run = passes.run(changes=probes)
         labels = labels.to(run.states.device)
         predicted = (labels != NO_LABEL).sum(1)

@@ -84,12 +84,12 @@ def _example_inputs(model: Any) -> dict[str, Tensor]:
     """An example input: one sequence of a few tokens, or a third of a second of noise for speech models."""
     draw = torch.Generator().manual_seed(0)
     if model.config.model_type == _SPEECH:
-        return {"input_values": torch.randn(1, 5600, generator=draw).to(model.device, model.dtype)}
+        return {"input_values": torch.randn(1, 5600, generator=draw).to(hf.device_of(model), model.dtype)}
     high = max(2, int(model.config.get_text_config().vocab_size))
     names = {"input_ids": DECODER_LENGTH}
     if model.config.is_encoder_decoder:
         names = {"input_ids": ENCODER_LENGTH, "decoder_input_ids": DECODER_LENGTH}
-    return {name: torch.randint(high, (1, n), generator=draw).to(model.device) for name, n in names.items()}
+    return {name: torch.randint(high, (1, n), generator=draw).to(hf.device_of(model)) for name, n in names.items()}
 
 
 def _find_stacks(
@@ -260,7 +260,7 @@ class PatchedModel:
             stack = StackPatch(side, shared, bool(interface_modules), self.name)
             self._patches.append(stack)
             for layer in range(len(side.modules)) if self.layers is None else self.layers:
-                encoding = shared.for_layer(layer).to(device=self.model.device, dtype=self.model.dtype)
+                encoding = shared.for_layer(layer).to(device=hf.device_of(self.model), dtype=self.model.dtype)
                 if not any(encoding is other for other in self.encodings):
                     self.encodings.append(encoding)
                 self._patches.append(AttentionPatch(stack, layer, encoding))
@@ -269,7 +269,7 @@ class PatchedModel:
         for config, _ in self._implementations if interface_modules else ():
             config._attn_implementation_internal = hf.IMPLEMENTATION
         self.encodings._tied_weights_keys = _tied_parameters(self.encodings)  # type: ignore[assignment]
-        self.model.add_module(ENCODINGS, self.encodings.train(self.model.training).to(self.model.device))
+        self.model.add_module(ENCODINGS, self.encodings.train(self.model.training).to(hf.device_of(self.model)))
         self.model.__dict__[HOST] = self
         layers = None if self.layers is None else list(self.layers)
         entry = {"encoding": self.name, "layers": layers, "max_len": self.max_len, **self.options}

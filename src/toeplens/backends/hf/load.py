@@ -7,9 +7,12 @@ import importlib.util
 import logging
 import math
 import re
+import shutil
+import tempfile
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -21,8 +24,10 @@ from torch import Tensor, nn
 from toeplens.backends.hf import model as hf
 from toeplens.backends.hf.checkpoints import Checkpoint, QuantisedWeights, find_checkpoint
 from toeplens.backends.hf.install import ENCODINGS, HOST, reinstall
+from toeplens.backends.hf.offload import RESERVE, Report, WeightPlan, convert_gguf, stored_numbers
 from toeplens.utils import EnvironmentFailure, InputError, choose, invalid, repr_of
-from toeplens.utils.machine import fmt_bytes, free_memory, is_out_of_memory, memory
+from toeplens.utils.files import environment_failure
+from toeplens.utils.machine import fmt_bytes, free_memory, is_out_of_memory, memory, parse_bytes
 
 Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 _POSITION_TABLE = re.compile(r"^wpe$|^(?!.*rel).*(pos.*emb|emb.*pos)")
@@ -45,6 +50,7 @@ class LoadedModel:
     missing: tuple[str, ...] = ()  # weights of the model that the checkpoint lacks, so that they are random
     unused: tuple[str, ...] = ()  # tensors of the checkpoint that the model does not use
     quantised: QuantisedWeights | None = None  # how the weights of a GGUF file were stored; None for others
+    plan: WeightPlan | None = None  # which weights are read from disk when they are used; None if all are in memory
 
     @property
     def _source(self) -> str:
@@ -216,7 +222,15 @@ def load(path: str | Path, *, dtype: Dtype | None = None, device: str = "cpu") -
     return model
 
 
-def load_model(name: str, *, dtype: Dtype = "auto", device: str = "auto", pickled: bool = False) -> LoadedModel:
+def load_model(
+    name: str,
+    *,
+    dtype: Dtype = "auto",
+    device: str = "auto",
+    pickled: bool = False,
+    memory: str | None = None,
+    on_progress: Report = lambda what, done, total: None,
+) -> LoadedModel:
     """Load a transformers model from a directory, or from the hub or its cache.
 
     The class is the one named in the configuration, so a language model keeps its head. Code in the repository is never
@@ -228,6 +242,10 @@ def load_model(name: str, *, dtype: Dtype = "auto", device: str = "auto", pickle
         device   ``auto``: CUDA if there is a GPU, spread over GPUs and memory if accelerate is installed; ``cpu``,
                  ``cuda`` or ``cuda:N``
         pickled  allow pickle checkpoints; loading a pickle can execute code
+        memory   bound on the memory, such as ``8G``, of the CPU or of each GPU (default: what is free). Weights that do
+                 not fit are read from disk when they are used, on a GPU from the CPU's memory; numbers stay the same. A
+                 GGUF file is first converted to float32 in ``~/.cache/toeplens/gguf``
+        on_progress  called with a description of the current work, the finished amount and the total
 
     Missing or unused attention weights are only detected when the attention runs (`LoadedModel.check_attention`).
 
@@ -235,16 +253,16 @@ def load_model(name: str, *, dtype: Dtype = "auto", device: str = "auto", pickle
     or cannot be read as its configuration says; `EnvironmentFailure` if transformers or memory is missing.
     """
     choose("dtype", dtype, get_args(Dtype))
-    return _load(name, dtype, device, pickled)
+    return _load(name, dtype, device, pickled, memory, on_progress)
 
 
-def open_model(model: Any, *, dtype: Dtype = "auto", device: str = "auto", pickled: bool = False) -> LoadedModel:
+def open_model(model: Any, **options: Any) -> LoadedModel:
     """Load a model by its name or directory (`load_model`); model objects and `LoadedModel` are passed through, unless
     the encoding that the configuration says is installed is not."""
     if isinstance(model, LoadedModel):
         return model
     if isinstance(model, str | Path):
-        return load_model(str(model), dtype=dtype, device=device, pickled=pickled)
+        return load_model(str(model), **options)
     entry = getattr(hf.require_pretrained(model).config, ENCODINGS, None)
     if entry is not None and HOST not in vars(model):
         encoding = f"the encoding {repr_of(entry)} of its configuration"
@@ -252,9 +270,17 @@ def open_model(model: Any, *, dtype: Dtype = "auto", device: str = "auto", pickl
     return LoadedModel(model)
 
 
-def _load(name: str, dtype: Dtype | None, device: str, pickled: bool) -> LoadedModel:
+def _load(
+    name: str,
+    dtype: Dtype | None,
+    device: str,
+    pickled: bool,
+    memory_limit: str | None = None,
+    on_progress: Report = lambda what, done, total: None,
+) -> LoadedModel:
     """A model from its files; None as dtype: as saved."""
     transformers, target = hf.import_transformers(), resolve_device(device)
+    limit = None if memory_limit is None else parse_bytes("memory", memory_limit)
     with _quiet_logging(transformers):
         files = find_checkpoint(name)
         config = _load_config(transformers, files)
@@ -267,26 +293,33 @@ def _load(name: str, dtype: Dtype | None, device: str, pickled: bool) -> LoadedM
         options = {"dtype": torch_dtype, "use_safetensors": None if pickled else True, "ignore_mismatched_sizes": True}
         options |= {"config": config, "output_loading_info": True}
         options |= {"device_map": target} if target == "auto" else {}
-        advice = "Use a smaller dtype or another device"
-        too_large = EnvironmentFailure(f"model: {name} does not fit in the memory of {target}. {advice}.")
-        if target == "cpu":
-            needed = _weight_bytes(cls, config, torch_dtype, files.quantised)
-            if needed > memory():
-                raise too_large
-            if needed > (free := free_memory()):
-                shortage = f"need {fmt_bytes(needed)} of memory, but only {fmt_bytes(free)} are free"
-                smaller = "Use a smaller dtype (bfloat16 halves it) or another device"
-                raise EnvironmentFailure(f"model: weights of {name} {shortage}. {smaller}.")
-        safetensors = files.safetensors(weight_file)
+        safetensors, location = files.safetensors(weight_file), files.location
+        plan: WeightPlan | None = None
+        folder: str | None = None  # of weights whose layout on disk is not that of the model
+        too_large = EnvironmentFailure(f"model: {name} does not fit in the memory of {target}. Use a smaller dtype.")
         try:
             _check_dtypes(config, safetensors, name)
-            model, info = cls.from_pretrained(files.location, **files.options, **options)
-            model = model if target == "auto" else model.to(target)
-        except InputError:
-            raise
+            empty = _empty_model(cls, config, files.quantised) if target == "cpu" and dtype is not None else None
+            plan = None if empty is None else _plan_weights(empty, torch_dtype, files, safetensors, limit)
+            if empty is not None and plan is not None:
+                folder = tempfile.mkdtemp(prefix="toeplens-weights-")
+                options |= {"device_map": plan.device_map, "offload_folder": folder}
+                if files.quantised is not None:
+                    location = str(convert_gguf(files.gguf, empty, on_progress))
+                    files = replace(files, options={})
+            elif target != "cpu" and limit is not None:
+                options |= {"device_map": "auto", "max_memory": _gpu_memory(target, limit)}
+            model, info = cls.from_pretrained(location, **files.options, **options)
+            model = model if "device_map" in options else model.to(target)
         except Exception as error:  # transformers may raise anything for a bad file
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, InputError | EnvironmentFailure):
+                raise
             if is_out_of_memory(error):
                 raise too_large from None
+            if isinstance(error, OSError) and error.errno is not None and folder is not None:
+                raise environment_failure(error, folder) from None
             raise hf.load_error(name, _failure_reason(error, files, config, pickled)) from None
         if mismatched := sorted(info["mismatched_keys"]):
             key, shape, expected = mismatched[0]
@@ -299,7 +332,9 @@ def _load(name: str, dtype: Dtype | None, device: str, pickled: bool) -> LoadedM
         if installed is not None:
             reinstall(model, installed, safetensors, name)
             unused = tuple(key for key in unused if not key.startswith(f"{ENCODINGS}."))
-        return LoadedModel(model.eval(), name, tuple(sorted(info["missing_keys"])), unused, files.quantised)
+        if folder is not None:
+            weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)
+        return LoadedModel(model.eval(), name, tuple(sorted(info["missing_keys"])), unused, files.quantised, plan)
 
 
 def _check_dtypes(config: Any, files: Sequence[Path], name: str, model: nn.Module | None = None) -> None:
@@ -318,15 +353,49 @@ def _check_dtypes(config: Any, files: Sequence[Path], name: str, model: nn.Modul
                     raise hf.load_error(name, f"{key} must have a floating-point dtype, got {dtype}")
 
 
-def _weight_bytes(cls: Any, config: Any, dtype: torch.dtype, quantised: QuantisedWeights | None) -> int:
-    """Bytes of a configuration's weights, from a model on the meta device; 0 if that fails."""
+def _empty_model(cls: Any, config: Any, quantised: QuantisedWeights | None) -> nn.Module | None:
+    """The model on the meta device; None if that fails, or if its weights are stored in other shapes."""
     if getattr(config, "quantization_config", None) is not None and quantised is None:
-        return 0
+        return None
     try:
         with torch.device("meta"):
-            return sum(weight.numel() for weight in cls(copy.deepcopy(config)).parameters()) * dtype.itemsize
+            return cls(copy.deepcopy(config))
     except Exception as error:  # reported when the model is loaded
-        return memory() + 1 if is_out_of_memory(error) else 0
+        if is_out_of_memory(error):
+            raise
+        return None
+
+
+def _plan_weights(
+    model: nn.Module, dtype: torch.dtype, files: Checkpoint, safetensors: Sequence[Path], limit: int | None
+) -> WeightPlan | None:
+    """Which weights of a model on the meta device stay on disk; None if all fit in memory.
+
+    Raises `EnvironmentFailure` if that is impossible, before anything is allocated.
+    """
+    available = min(memory(), free_memory()) if limit is None else limit
+    needed = sum(weight.numel() for weight in model.parameters()) * dtype.itemsize
+    if needed + (0 if limit is None else RESERVE) <= available:
+        return None
+    on_disk = needed  # unknown before a download
+    if files.quantised is None and Path(files.location).is_dir():
+        on_disk = stored_numbers(safetensors) * dtype.itemsize
+    plan = WeightPlan.of(model, dtype, available)
+    least = max(needed - on_disk, plan.largest) + RESERVE
+    if available < least and limit is None:
+        shortage = f"needs at least {fmt_bytes(least)} of memory, but only {fmt_bytes(available)} are free"
+        raise EnvironmentFailure(f"model: {files.name} {shortage}. Use a smaller dtype (bfloat16 halves it).")
+    if available < least:
+        parts = f"{fmt_bytes(least - RESERVE)} for the largest layer of {files.name}, {fmt_bytes(RESERVE)} for the rest"
+        raise invalid("memory", f"be at least {fmt_bytes(least)} ({parts})", got=fmt_bytes(available))
+    return plan
+
+
+def _gpu_memory(target: str, limit: int) -> dict[int | str, int]:
+    """The memory limits by device for a model that is spread over one GPU or, for ``auto``, all of them."""
+    first = int(target.partition(":")[2] or 0)
+    gpus = range(torch.cuda.device_count()) if target == "auto" else [first]
+    return {**dict.fromkeys(gpus, max(1, limit - RESERVE)), "cpu": free_memory()}
 
 
 def load_tokenizer(name: str) -> Any:
@@ -350,18 +419,20 @@ def load_tokenizer(name: str) -> Any:
 def _quiet_logging(transformers: Any) -> Iterator[None]:
     """Without the progress bars and warnings of transformers and the hub; errors are still raised."""
     gguf: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")  # it has its own progress bar
-    logs, hub = transformers.utils.logging, logging.getLogger("huggingface_hub")
-    level, bars, before = logs.get_verbosity(), logs.is_progress_bar_enabled(), hub.level
+    logs, others = transformers.utils.logging, [logging.getLogger(x) for x in ("huggingface_hub", "accelerate")]
+    level, bars, before = logs.get_verbosity(), logs.is_progress_bar_enabled(), [logger.level for logger in others]
     logs.set_verbosity(logs.CRITICAL)
     logs.disable_progress_bar()
     bar, gguf.tqdm = gguf.tqdm, lambda items, **_: items
-    hub.setLevel(logging.CRITICAL)
+    for logger in others:
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
         gguf.tqdm = bar
         logs.set_verbosity(level)
-        hub.setLevel(before)
+        for logger, old_level in zip(others, before, strict=True):
+            logger.setLevel(old_level)
         if bars:
             logs.enable_progress_bar()
 

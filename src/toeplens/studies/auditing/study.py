@@ -100,7 +100,8 @@ def audit_with(
 
         options.check_run(data=data, tokenizer=tokenizer)
         return audit_run(model, options, directory, report)
-    loaded = open_model(model, dtype=options.dtype, device=options.device, pickled=options.pickled)
+    loading = {name: getattr(options, name) for name in ("dtype", "device", "memory", "pickled")}
+    loaded = open_model(model, **loading, on_progress=report)
     changes = resolve_changes(loaded, options.changes)
     if isinstance(data, Mapping) and any(isinstance(x, Tensor) for x in data.values()):
         loaded, data = as_tokens(loaded, data)

@@ -50,7 +50,7 @@ class AuditOptions:
     needles     as long as the sequences; for a causal language model and a text
     changes     `toeplens.backends.hf.Change`, or texts as on the command line. Every head is measured on the
                 output of the changed heads before it. Not possible together with effects
-    dtype, device, pickled  as in `toeplens.backends.hf.load.load_model`
+    dtype, device, memory, pickled  as in `toeplens.backends.hf.load.load_model`
     seed        of random tokens, masked tokens and intervals
 
     Raises `InputError` for options that are invalid for every model or exclude each other.
@@ -85,6 +85,9 @@ class AuditOptions:
         "auto", "auto, float32, bfloat16, float16 or float64 (default: auto).", "NAME", MACHINE, typed=str
     )
     device: str = option("auto", "auto, cpu, cuda or cuda:N (default: auto).", "NAME", MACHINE, of_runs=True)
+    memory: str | None = option(
+        None, "Bound on memory, e.g. 8G; other weights are read from disk (default: what is free).", "SIZE", MACHINE
+    )
     pickled: bool = option(
         False, "Allow pickle checkpoints. Unsafe: they can execute code.", None, MACHINE, flag="--pickled"
     )

@@ -283,6 +283,7 @@ def probe(
     heads: bool = True,
     dtype: Dtype = "auto",
     device: str = "auto",
+    memory: str | None = None,
     pickled: bool = False,
     seed: int = 0,
     on_progress: Progress | None = None,
@@ -300,7 +301,7 @@ def probe(
         sizes      number and size of the items
         tokenizer  tokenizer of the text (default: the model's own)
         heads      whether to measure retrieval scores of the intact model's heads
-        dtype, device, pickled  as in `toeplens.backends.hf.load_model`
+        dtype, device, memory, pickled  as in `toeplens.backends.hf.load_model`
         seed       seed of the items
 
     Raises `InputError` for a model that does not predict the next token or cannot be decomposed, for lengths beyond the
@@ -308,7 +309,7 @@ def probe(
     memory runs out.
     """
     report = on_progress or (lambda what, done, total: None)
-    loaded = open_model(model, dtype=dtype, device=device, pickled=pickled)
+    loaded = open_model(model, dtype=dtype, device=device, memory=memory, pickled=pickled)
     options: dict[str, Any] = {"tokenizer": tokenizer, "seed": seed, "report": report}
     return ModelProbe.from_data(loaded, text, sizes or ProbeSizes(), **options).record(changes, heads=heads)
 
