@@ -32,11 +32,21 @@ from toeplens.papers.deposit.measures import (
     switch_totals,
 )
 from toeplens.papers.deposit.spec import SCALE_VARIANTS, SWEEP_BASES, SWEEP_TASK, title
+from toeplens.papers.positional_symbolic.pretrained import gather
+from toeplens.papers.positional_symbolic.pretrained.parts import (
+    NUM_BANDS,
+    NUM_DRAWS,
+    ModelHeads,
+    effects_of,
+    retrieval_heads,
+)
+from toeplens.papers.positional_symbolic.pretrained.study import PretrainedStudy
 from toeplens.studies import MIN_SEEDS, CellResult
 from toeplens.studies.grid import language
 from toeplens.studies.grid.measures import skill_retained
 from toeplens.studies.kit.results import ACCURACY, ModelValue, estimate_mean
 from toeplens.studies.kit.verdicts import mean_contrast, verdict_text
+from toeplens.studies.probing import ProbeKind
 from toeplens.training.presets import PROTOCOLS
 from toeplens.utils.formatting import fmt
 
@@ -46,6 +56,7 @@ VERDICTS_FILE = ROOT / "src" / "toeplens" / "papers" / "deposit" / "recorded.jso
 DEPOSIT_SVG = DOCS / "images" / "deposit.svg"
 REPRODUCED = ("desk", "laptop")  # the reproduction's records, the larger scale first
 Row = Iterable[str]
+ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 
 
 def table(*rows: Row) -> Iterator[str]:
@@ -79,6 +90,76 @@ def spread(values: Iterable[float | None], digits: int = 2, *, percent: bool = F
     mean, low, high = (fmt(scale * value, digits) for value in (float(np.mean(known)), min(known), max(known)))
     models = f", {len(known)} of {of} models" if of > len(known) else ""
     return (f"{mean}{unit} ({low} to {high})" if len(known) > 1 else f"{mean}{unit}") + models
+
+
+# ---- pretrained models -----------------------------------------------------------------------------------------------
+
+
+def pretrained(*names: str) -> Iterator[str]:
+    """A column per pretrained model, with the numbers behind its claims."""
+    columns = [_pretrained_column(gather(RESULTS / name)) for name in names]
+    rows = ((question, *(column[question] for column in columns)) for question in columns[0])
+    yield from table(("", *names), *rows)
+
+
+def _pretrained_column(study: PretrainedStudy) -> dict[str, str]:
+    heads, random, shuffled = (study.heads(kind) for kind in ("text", "random", "shuffled"))
+    assert heads is not None
+    assert random is not None
+    assert shuffled is not None
+    first, intact = study.audits["text-0"], study.probes["intact"]
+    texts = [study.audits[f"text-{number}"] for number in range(heads.texts)]
+    logits = np.max([[layer.logit or np.nan for layer in audit.layers] for audit in texts], axis=0)
+    pure = [fmt(float((heads.columns[name] >= 0.9).sum(1).mean()), 1) for name in ("positional", "symbolic")]
+    previous, keys = heads.mean("previous") >= 0.5, heads.mean("massive_k")
+    retrieval = heads.mask_of(retrieval_heads(intact))
+    found = [item.right == 1 for item in intact.items_of("needle")]
+    position, effects = study.audits["position"], effects_of(study.audits["position"])
+    top, counts = int(np.nanargmax(effects)), effects_of(study.audits["position"], "_low") > 0
+
+    def correlation(each: ModelHeads) -> str:
+        values = (np.mean(each.correlations("positional", "centre", mask)) for mask in each.layer_groups.values())
+        return ", ".join(fmt(float(value), 2) for value in values)
+
+    def needles(probe: str) -> float:
+        items = study.probes[probe].items_of("needle")
+        return float(sum((item.changed_right or 0) for item, ok in zip(items, found, strict=True) if ok))
+
+    def share(name: str, mask: np.ndarray) -> str:
+        return f"{fmt(100 * float(np.nanmean(heads.mean(name)[mask])), 0)}%" if mask.any() else fmt(None)
+
+    def band(behaviour: ProbeKind) -> str:
+        by_band = [study.probes[f"still-{n}"].summary(behaviour).more_nats for n in range(NUM_BANDS)]
+        values = [np.nan if increase is None else increase.value for increase in by_band]
+        best = int(np.nanargmax(values))
+        return f"{ORDINALS[best]} eighth, {fmt(values[best], 2)}"
+
+    others = float(np.mean([needles(f"no-others-{draw}") for draw in range(NUM_DRAWS)]))
+    top_share, gap = 100 * effects[top] / effects[counts].sum(), heads.mean("centre")
+    octaves = float(np.nanmean(gap[previous]) - np.nanmean(gap[~previous])) if previous.any() else None
+    return {
+        "Heads, layers": f"{len(heads.layer)}, {len(first.layers)}",
+        "Positional share follows frequency (rank correlation)": correlation(heads),
+        "… with random weights": correlation(random),
+        "… with tokens in random order": correlation(shuffled),
+        "Heads at least 90% positional, 90% symbolic (mean per sequence)": ", ".join(pure),
+        "Previous-token heads (at least half of their attention)": str(int(previous.sum())),
+        "… octaves above the other heads": fmt(octaves, 1),
+        "Largest induction of a head": fmt(float(np.nanmax(heads.mean("induction"))), 2),
+        "Retrieval heads (score of 0.1 or more)": f"{int(retrieval.sum())} ({fmt(100 * retrieval.mean(), 0)}%)",
+        "… symbolic share; of the others": f"{share('symbolic', retrieval)}; {share('symbolic', ~retrieval)}",
+        "Needles found; without these heads; without as many others": f"{sum(found)} of {len(found)}; "
+        f"{needles('no-retrieval'):.0f}; {fmt(others, 1)}",
+        "Frozen frequencies that cost most on text (nats per token)": band("loss"),
+        "… on needles": band("needle"),
+        "… on copying": band("copying"),
+        "Largest share of a head in the effect of removing position": f"{top_share:.0f}% "
+        f"(layer {position.heads[top].layer + 1})",
+        "Largest logit (layer)": f"{fmt(logits.max(), 0)} ({logits.argmax() + 1})"
+        if np.isfinite(logits).all()
+        else fmt(None),
+        "Heads with half of their keys' energy in one dimension": str(int((keys >= 0.5).sum())),
+    }
 
 
 # ---- ledgers ---------------------------------------------------------------------------------------------------------
@@ -524,6 +605,7 @@ TABLES: dict[str, Callable[..., Iterator[str]]] = {
         tasks,
         records,
         languages,
+        pretrained,
         switches,
         rungs,
         lengths,

@@ -132,7 +132,8 @@ def audit_one(model: str, directory: Path, data: Data, options: AuditOptions, *,
     if options.first is None and (not isinstance(data, dict) or len(data) < 2):
         advice = "--first 10 finds only the 10 largest effects; --effects none skips them."
     with ProgressBars(advice=advice) as progress:
-        audit = audit_in(directory, model, data, options, report.write_report, on_progress=progress)
+        show: Any = {"on_progress": progress, "on_estimate": lambda line: echo(line, stderr=True)}
+        audit = audit_in(directory, model, data, options, report.write_report, **show)
     page = directory / report.PAGE
     if as_json:
         print_json({**audit.summary(), "page": str(page)})

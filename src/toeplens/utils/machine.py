@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from toeplens.utils.errors import InputError, invalid
 
 MAX_SEEDS = 100
 NUMBER = r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*"  # a positive decimal number
+_MMAP_THRESHOLD, _LARGE_BLOCK = -3, 4 << 20  # an option of mallopt, and its value in bytes
 _BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _OUT_OF_MEMORY = re.compile("not enough memory|can't allocate memory|out of memory", re.IGNORECASE)  # torch's messages
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # container limits
@@ -38,6 +41,13 @@ def free_memory() -> int:
         return memory()
     match = re.search(r"^MemAvailable:\s+(\d+) kB", fields, re.MULTILINE)
     return memory() if match is None else min(memory(), 1024 * int(match[1]))
+
+
+def return_freed_memory() -> None:
+    """Return large blocks of this process to the system when they are freed, on Linux with glibc; by default it keeps
+    those of up to 32 MB, of which a long pass leaves gigabytes."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE_BLOCK)
 
 
 def num_cores() -> int:

@@ -16,21 +16,26 @@ from typing import Any
 
 import pytest
 import torch
-from tests.backends.hf.models import tiny
+from tests.backends.hf.models import tiny, transformers
 from tests.backends.hf.test_gguf import WIDE, write_gguf
 from tests.backends.hf.test_load import LLAMA, TOKENS, edit_config, random_model, save_checkpoint
 from tests.hosts.families import model_with_encoding
 from torch.nn import functional as F
 
 from toeplens.backends.hf import Change, load, load_model, offload
-from toeplens.backends.hf.load import LoadedModel
-from toeplens.backends.hf.offload import RESERVE, reread_for_gradients
+from toeplens.backends.hf.load import LoadedModel, open_model
+from toeplens.backends.hf.offload import PASS_TOKENS, reread_for_gradients, working_memory
 from toeplens.studies import audit
+from toeplens.studies.auditing import study
 from toeplens.studies.kit.options import ProbeSizes
 from toeplens.studies.probing import probe
 from toeplens.utils import EnvironmentFailure, InputError
 
-BOUND = str(RESERVE + 8000)  # of the small model's 21 kB of weights, a part stays on disk
+
+def bound(place: Path, *, weights: int = 8000, tokens: int = PASS_TOKENS) -> str:
+    """A bound that leaves this many bytes for weights: of the small model's 21 kB, a part stays on disk."""
+    config = transformers.AutoConfig.from_pretrained(place) if place.is_dir() else transformers.LlamaConfig(**WIDE)
+    return str(working_memory(config, tokens) + weights)
 
 
 @pytest.fixture
@@ -45,7 +50,12 @@ def devices(loaded: LoadedModel) -> set[str]:
 
 @pytest.mark.parametrize("effects", ["none", "exact", "position", "attribution", "bands"])
 def test_an_audit_is_the_same_bit_for_bit(effects: Any, checkpoint: Path) -> None:
-    actual, expected = (audit(checkpoint, TOKENS, effects=effects, device="cpu", memory=x) for x in (BOUND, None))
+    loaded: list[LoadedModel] = []
+    limit = bound(checkpoint, tokens=TOKENS.numel() if effects == "none" else PASS_TOKENS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(study, "open_model", lambda *_, **options: loaded.append(open_model(*_, **options)) or loaded[-1])
+        actual, expected = (audit(checkpoint, TOKENS, effects=effects, device="cpu", memory=x) for x in (limit, None))
+    assert [devices(each) for each in loaded] == [{"cpu", "meta"}, {"cpu"}]
     assert (actual.layers, actual.heads, actual.bands) == (expected.layers, expected.heads, expected.bands)
     assert actual.about["device"] == "cpu"
     assert actual.about["dtype"] == "float32"
@@ -53,9 +63,9 @@ def test_an_audit_is_the_same_bit_for_bit(effects: Any, checkpoint: Path) -> Non
 
 def test_a_probe_is_the_same_bit_for_bit(checkpoint: Path) -> None:
     place, text = edit_config(checkpoint, max_position_embeddings=64), torch.arange(400).reshape(2, 200) % 40
-    options: dict[str, Any] = {"sizes": ProbeSizes(lengths="64", sequences=2), "device": "cpu"}
+    options: dict[str, Any] = {"sizes": ProbeSizes(lengths=(64,), sequences=2), "device": "cpu"}
     options |= {"changes": [Change(layer=1, heads=(1,), output="zero")]}
-    actual, expected = (probe(place, text, memory=memory, **options) for memory in (BOUND, None))
+    actual, expected = (probe(place, text, memory=memory, **options) for memory in (bound(place), None))
     assert actual.items == expected.items
     assert any(item.changed_nats != item.nats for item in expected.items)
 
@@ -63,7 +73,7 @@ def test_a_probe_is_the_same_bit_for_bit(checkpoint: Path) -> None:
 @pytest.mark.parametrize("encoding", ["alibi", "rope+fox"])
 def test_installed_encodings_are_the_same_bit_for_bit(encoding: str, tmp_path: Path) -> None:
     place = save_checkpoint(model_with_encoding(encoding), tmp_path)
-    actual, expected = (load_model(str(place), device="cpu", memory=memory) for memory in (BOUND, None))
+    actual, expected = (load_model(str(place), device="cpu", memory=memory) for memory in (bound(tmp_path), None))
     assert devices(actual) == {"cpu", "meta"}
     assert audit(actual, TOKENS % 31).heads == audit(expected, TOKENS % 31).heads
 
@@ -71,7 +81,7 @@ def test_installed_encodings_are_the_same_bit_for_bit(encoding: str, tmp_path: P
 def test_what_fits_is_kept_in_memory(checkpoint: Path) -> None:
     assert load_model(str(checkpoint), device="cpu").plan is None
     for extra in (0, 3000, 8000):
-        loaded = load_model(str(checkpoint), device="cpu", memory=str(RESERVE + 2560 + extra))
+        loaded = load_model(str(checkpoint), device="cpu", memory=bound(checkpoint, weights=2560 + extra))
         plan = loaded.plan
         assert plan is not None
         assert plan.largest == 4 * 40 * 16, "the embedding"
@@ -84,8 +94,7 @@ def test_what_fits_is_kept_in_memory(checkpoint: Path) -> None:
 
 def test_without_a_bound_the_free_memory_is_one(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "free_memory", lambda: 20_000)
-    monkeypatch.setattr(load, "RESERVE", 1000)
-    monkeypatch.setattr(offload, "RESERVE", 1000)
+    monkeypatch.setattr(load, "working_memory", lambda config, tokens: 1000)
     assert devices(load_model(str(checkpoint), device="cpu")) == {"cpu", "meta"}
     monkeypatch.setattr(load, "free_memory", lambda: 3000)
     with pytest.raises(EnvironmentFailure, match=r"^model: .* needs at least 1 MB of memory, but only 1 MB are free\."):
@@ -95,7 +104,10 @@ def test_without_a_bound_the_free_memory_is_one(checkpoint: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("bound", "said"),
     [
-        ("500M", r"^memory must be at least 1\.0 GB \(1 MB for the largest layer of .*, 1\.0 GB for the rest\)"),
+        (
+            "500M",
+            r"^memory must be at least 603 MB \(1 MB for the largest layer of .*, 603 MB for a pass\), got 500 MB",
+        ),
         ("much", r"^memory must be a positive size such as 500M or 4G, got 'much'\.$"),
         ("0", r"^memory must be a positive size"),
     ],
@@ -108,20 +120,22 @@ def test_impossible_bounds_are_one_sentence(bound: str, said: str, checkpoint: P
 def test_temporary_files_are_removed_with_the_model(checkpoint: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = {*tmp_path.iterdir()}
-    loaded = load_model(str(checkpoint), device="cpu", memory=BOUND)
+    loaded = load_model(str(checkpoint), device="cpu", memory=bound(checkpoint))
     (folder,) = {*tmp_path.iterdir()} - before
     del loaded
     gc.collect()
     assert not folder.exists()
     (checkpoint / "model.safetensors").write_bytes(b"not weights")
     with pytest.raises(InputError, match="its weights are damaged"):
-        load_model(str(checkpoint), device="cpu", memory=BOUND)
+        load_model(str(checkpoint), device="cpu", memory=bound(checkpoint))
     assert {*tmp_path.iterdir()} == before
 
 
 def test_weights_are_read_again_for_gradients(checkpoint: Path) -> None:
     """And not kept from the forward pass, in which all of them would be in memory at its end."""
-    loaded, expected = (load_model(str(checkpoint), device="cpu", memory=memory).model for memory in (BOUND, None))
+    loaded, expected = (
+        load_model(str(checkpoint), device="cpu", memory=memory).model for memory in (bound(checkpoint), None)
+    )
     reads, forward = Counter[str](), Counter[str]()
     weights_map = loaded.lm_head._hf_hook.weights_map.dataset
     read = type(weights_map).__getitem__
@@ -149,7 +163,7 @@ def gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_gguf_file_is_converted_once(gguf_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, int, int]] = []
     expected = load_model(str(gguf_file), device="cpu")
-    options: dict[str, Any] = {"device": "cpu", "memory": str(RESERVE + 20_000)}
+    options: dict[str, Any] = {"device": "cpu", "memory": bound(gguf_file, weights=40_000)}
     actual = load_model(str(gguf_file), **options, on_progress=lambda *item: seen.append(item))
     assert actual.model(TOKENS).logits.equal(expected.model(TOKENS).logits)
     assert (actual.quantised, actual.missing, actual.unused) == (expected.quantised, (), ())
@@ -176,7 +190,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 def test_a_disk_that_fills_during_conversion_leaves_nothing(gguf_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options: dict[str, Any] = {"device": "cpu", "memory": str(RESERVE + 20_000)}
+    options: dict[str, Any] = {"device": "cpu", "memory": bound(gguf_file, weights=40_000)}
     with largest_file(10_000), pytest.raises(EnvironmentFailure, match=r"^Cannot write .*: the file is larger than"):
         load_model(str(gguf_file), **options)
     assert [*gguf_file.parent.glob("cache/toeplens/gguf/*")] == []

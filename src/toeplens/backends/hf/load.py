@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from toeplens.backends.hf import model as hf
 from toeplens.backends.hf.checkpoints import Checkpoint, QuantisedWeights, find_checkpoint
 from toeplens.backends.hf.install import ENCODINGS, HOST, reinstall
-from toeplens.backends.hf.offload import RESERVE, Report, WeightPlan, convert_gguf, stored_numbers
+from toeplens.backends.hf.offload import PASS_TOKENS, Report, WeightPlan, convert_gguf, stored_numbers, working_memory
 from toeplens.utils import EnvironmentFailure, InputError, choose, invalid, repr_of
 from toeplens.utils.files import environment_failure
-from toeplens.utils.machine import fmt_bytes, free_memory, is_out_of_memory, memory, parse_bytes
+from toeplens.utils.machine import fmt_bytes, free_memory, is_out_of_memory, memory, parse_bytes, return_freed_memory
 
 Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 _POSITION_TABLE = re.compile(r"^wpe$|^(?!.*rel).*(pos.*emb|emb.*pos)")
@@ -229,6 +229,7 @@ def load_model(
     device: str = "auto",
     pickled: bool = False,
     memory: str | None = None,
+    tokens: int = PASS_TOKENS,
     on_progress: Report = lambda what, done, total: None,
 ) -> LoadedModel:
     """Load a transformers model from a directory, or from the hub or its cache.
@@ -245,6 +246,7 @@ def load_model(
         memory   bound on the memory, such as ``8G``, of the CPU or of each GPU (default: what is free). Weights that do
                  not fit are read from disk when they are used, on a GPU from the CPU's memory; numbers stay the same. A
                  GGUF file is first converted to float32 in ``~/.cache/toeplens/gguf``
+        tokens   tokens of a pass, for which memory is reserved
         on_progress  called with a description of the current work, the finished amount and the total
 
     Missing or unused attention weights are only detected when the attention runs (`LoadedModel.check_attention`).
@@ -253,7 +255,7 @@ def load_model(
     or cannot be read as its configuration says; `EnvironmentFailure` if transformers or memory is missing.
     """
     choose("dtype", dtype, get_args(Dtype))
-    return _load(name, dtype, device, pickled, memory, on_progress)
+    return _load(name, dtype, device, pickled, memory, tokens, on_progress)
 
 
 def open_model(model: Any, **options: Any) -> LoadedModel:
@@ -276,6 +278,7 @@ def _load(
     device: str,
     pickled: bool,
     memory_limit: str | None = None,
+    tokens: int = PASS_TOKENS,
     on_progress: Report = lambda what, done, total: None,
 ) -> LoadedModel:
     """A model from its files; None as dtype: as saved."""
@@ -300,15 +303,23 @@ def _load(
         try:
             _check_dtypes(config, safetensors, name)
             empty = _empty_model(cls, config, files.quantised) if target == "cpu" and dtype is not None else None
-            plan = None if empty is None else _plan_weights(empty, torch_dtype, files, safetensors, limit)
+            plan = (
+                None
+                if empty is None
+                else _plan_weights(empty, torch_dtype, files, safetensors, limit, working_memory(config, tokens))
+            )
             if empty is not None and plan is not None:
+                return_freed_memory()
                 folder = tempfile.mkdtemp(prefix="toeplens-weights-")
                 options |= {"device_map": plan.device_map, "offload_folder": folder}
                 if files.quantised is not None:
                     location = str(convert_gguf(files.gguf, empty, on_progress))
                     files = replace(files, options={})
             elif target != "cpu" and limit is not None:
-                options |= {"device_map": "auto", "max_memory": _gpu_memory(target, limit)}
+                options |= {
+                    "device_map": "auto",
+                    "max_memory": _gpu_memory(target, limit - working_memory(config, tokens)),
+                }
             model, info = cls.from_pretrained(location, **files.options, **options)
             model = model if "device_map" in options else model.to(target)
         except Exception as error:  # transformers may raise anything for a bad file
@@ -367,35 +378,41 @@ def _empty_model(cls: Any, config: Any, quantised: QuantisedWeights | None) -> n
 
 
 def _plan_weights(
-    model: nn.Module, dtype: torch.dtype, files: Checkpoint, safetensors: Sequence[Path], limit: int | None
+    model: nn.Module,
+    dtype: torch.dtype,
+    files: Checkpoint,
+    safetensors: Sequence[Path],
+    limit: int | None,
+    reserve: int,
 ) -> WeightPlan | None:
-    """Which weights of a model on the meta device stay on disk; None if all fit in memory.
+    """Which weights of a model on the meta device stay on disk, with a reserve for the tensors of a pass; None if all
+    fit in memory.
 
     Raises `EnvironmentFailure` if that is impossible, before anything is allocated.
     """
     available = min(memory(), free_memory()) if limit is None else limit
     needed = sum(weight.numel() for weight in model.parameters()) * dtype.itemsize
-    if needed + (0 if limit is None else RESERVE) <= available:
+    if needed + (0 if limit is None else reserve) <= available:
         return None
     on_disk = needed  # unknown before a download
     if files.quantised is None and Path(files.location).is_dir():
         on_disk = stored_numbers(safetensors) * dtype.itemsize
-    plan = WeightPlan.of(model, dtype, available)
-    least = max(needed - on_disk, plan.largest) + RESERVE
+    plan = WeightPlan.of(model, dtype, available - reserve)
+    least = max(needed - on_disk, plan.largest) + reserve
     if available < least and limit is None:
         shortage = f"needs at least {fmt_bytes(least)} of memory, but only {fmt_bytes(available)} are free"
         raise EnvironmentFailure(f"model: {files.name} {shortage}. Use a smaller dtype (bfloat16 halves it).")
     if available < least:
-        parts = f"{fmt_bytes(least - RESERVE)} for the largest layer of {files.name}, {fmt_bytes(RESERVE)} for the rest"
+        parts = f"{fmt_bytes(least - reserve)} for the largest layer of {files.name}, {fmt_bytes(reserve)} for a pass"
         raise invalid("memory", f"be at least {fmt_bytes(least)} ({parts})", got=fmt_bytes(available))
     return plan
 
 
 def _gpu_memory(target: str, limit: int) -> dict[int | str, int]:
-    """The memory limits by device for a model that is spread over one GPU or, for ``auto``, all of them."""
+    """The memory limits of weights by device, for a model that is spread over one GPU or, for ``auto``, all of them."""
     first = int(target.partition(":")[2] or 0)
     gpus = range(torch.cuda.device_count()) if target == "auto" else [first]
-    return {**dict.fromkeys(gpus, max(1, limit - RESERVE)), "cpu": free_memory()}
+    return {**dict.fromkeys(gpus, max(1, limit)), "cpu": free_memory()}
 
 
 def load_tokenizer(name: str) -> Any:

@@ -27,7 +27,8 @@ from toeplens.utils import EnvironmentFailure
 from toeplens.utils.files import cache_directory, environment_failure, make_directory
 from toeplens.utils.machine import fmt_bytes
 
-RESERVE = 10**9  # bytes for Python, torch and the tensors of a pass
+_PROGRAM = 6 * 10**8  # bytes for Python, torch, transformers and the analysis of a layer
+PASS_TOKENS = 4096  # tokens of a pass, unless said otherwise
 Report = Callable[[str, int, int], None]  # takes a description of the current work, the finished amount, the total
 
 
@@ -47,7 +48,7 @@ class WeightPlan:
 
     @classmethod
     def of(cls, model: Any, dtype: torch.dtype, limit: int) -> WeightPlan:
-        """The plan for a model on the meta device whose pass may take ``limit`` bytes of memory.
+        """The plan for a model on the meta device whose weights may take ``limit`` bytes of memory.
 
         Modules are kept in the order of the model while they fit. Embeddings are not, as a pass uses few of their rows.
         """
@@ -55,12 +56,20 @@ class WeightPlan:
         sizes = {name: size for name, size in sizes.items() if size}
         embeddings = model.get_input_embeddings(), model.get_output_embeddings()
         largest = max(sizes.values(), default=0)
-        free, device_map = limit - RESERVE - largest, dict.fromkeys(sizes, "disk")
+        free, device_map = limit - largest, dict.fromkeys(sizes, "disk")
         for name, size in sizes.items():
             if size <= free and model.get_submodule(name) not in embeddings:
                 free, device_map[name] = free - size, "cpu"
         on_disk = sum(sizes[name] for name, device in device_map.items() if device == "disk")
         return cls(device_map, sum(sizes.values()) - on_disk, on_disk, largest)
+
+
+def working_memory(config: Any, tokens: int) -> int:
+    """Bytes that a pass of this many tokens needs besides the weights, about: some states and products of a layer."""
+    text_config = config.get_text_config(decoder=True)
+    hidden = getattr(text_config, "hidden_size", 1024)
+    inner = getattr(text_config, "intermediate_size", None)
+    return _PROGRAM + 4 * tokens * (8 * hidden + 4 * (inner if isinstance(inner, int) else 4 * hidden))
 
 
 def _numbers(module: nn.Module) -> int:
@@ -151,8 +160,10 @@ def stored_weight(module: nn.Linear) -> Tensor | None:
     if not module.weight.is_meta:
         return module.weight
     hook: Any = vars(module).get("_hf_hook")
-    weight = None if hook is None or module.bias is not None else hook.weights_map["weight"]
-    return weight if weight is not None and weight.device == torch.device(hook.execution_device) else None
+    if hook is None or module.bias is not None:
+        return None
+    weight = hook.weights_map["weight"]
+    return weight if weight.device == torch.device(hook.execution_device) else None
 
 
 @contextmanager

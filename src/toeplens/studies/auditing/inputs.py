@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from toeplens.backends.hf import Change
 from toeplens.backends.hf.load import LoadedModel
 from toeplens.backends.hf.model import device_of, token_ids
+from toeplens.backends.hf.offload import PASS_TOKENS
 from toeplens.studies.auditing.record import AuditCache
 from toeplens.studies.kit.options import AuditOptions
 from toeplens.utils import InputError, invalid, repr_of
@@ -84,6 +85,15 @@ def sequences_of(loaded: LoadedModel, data: Any, tokenizer: Any, options: AuditO
         raise invalid("tokens", f"be from 0 to {vocabulary - 1}, the model's vocabulary", got=f"{lowest} to {highest}")
     loaded.check_length("max_tokens", batch.tokens.shape[1])
     return batch, tokenizer
+
+
+def expected_tokens(data: Any, options: AuditOptions) -> int:
+    """The largest number of tokens of a pass, before the model is known."""
+    count, length = options.sequences or DEFAULT_SEQUENCES, options.max_tokens or DEFAULT_TOKENS
+    if data is not None and texts_of(data) is None and not isinstance(data, Mapping):
+        rows = given_tokens(data, count, options.max_tokens).tokens
+        count, length = rows.shape
+    return max(count * length, 0 if options.effects == "none" else PASS_TOKENS)
 
 
 def texts_of(data: Any) -> dict[str, str] | None:

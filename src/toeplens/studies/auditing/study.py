@@ -21,10 +21,12 @@ from toeplens.backends.hf.interventions import InvalidTarget, find_calls
 from toeplens.backends.hf.load import LoadedModel, display_name_of, open_model
 from toeplens.backends.hf.model import device_of, import_transformers
 from toeplens.studies.auditing.effects import effects_of, without_effects
+from toeplens.studies.auditing.estimate import LONG, estimate_audit
 from toeplens.studies.auditing.inputs import (
     AuditContext,
     Progress,
     Sequences,
+    expected_tokens,
     inputs_of,
     read_tokens,
     sequences_of,
@@ -91,9 +93,15 @@ def audit(
 
 
 def audit_with(
-    options: AuditOptions, model: Any, data: Any, tokenizer: Any, directory: Path | None, report: Progress
+    options: AuditOptions,
+    model: Any,
+    data: Any,
+    tokenizer: Any,
+    directory: Path | None,
+    report: Progress,
+    on_estimate: Callable[[str], None] = lambda line: None,
 ) -> Audit:
-    """`audit` with these options."""
+    """`audit` with these options; ``on_estimate`` is called before a long one with the memory and time it will need."""
     started = time.monotonic()
     if is_run(model):
         from toeplens.studies.auditing.runs import audit_run
@@ -101,7 +109,7 @@ def audit_with(
         options.check_run(data=data, tokenizer=tokenizer)
         return audit_run(model, options, directory, report)
     loading = {name: getattr(options, name) for name in ("dtype", "device", "memory", "pickled")}
-    loaded = open_model(model, **loading, on_progress=report)
+    loaded = open_model(model, **loading, tokens=expected_tokens(data, options), on_progress=report)
     changes = resolve_changes(loaded, options.changes)
     if isinstance(data, Mapping) and any(isinstance(x, Tensor) for x in data.values()):
         loaded, data = as_tokens(loaded, data)
@@ -137,6 +145,8 @@ def audit_with(
         key |= {"model": model_identity(loaded.model, loaded.name), "needles": [item.tokens for item in needles]}
         key |= {"changes": [repr(change) for change in changes], "mask_token": mask_token}
     work = AuditContext(loaded, options, batch, inputs, mask_token, changes, AuditCache(directory, key), report)
+    if (estimate := estimate_audit(work)) is not None and (estimate.seconds > LONG or estimate.on_disk):
+        on_estimate(f"{loaded.display_name}: {estimate}")
     size = " sequences of ".join(map(str, batch.tokens.shape))
     advice = "Lower sequences or max_tokens, use fewer layers or a smaller dtype, or set effects to none."
     with report_failures(loaded, "audit", f" with {size} tokens. {advice}"):
@@ -164,18 +174,19 @@ def audit_in(
     *,
     digest: str | None = None,
     on_progress: Progress = lambda what, done, total: None,
+    on_estimate: Callable[[str], None] = lambda line: None,
 ) -> Audit:
     """Audit a model and write its tables, its record and, with ``write``, its page to its directory, which is locked.
 
     Finished parts are saved there, and an interrupted audit is resumed. Error messages count layers and heads from 1.
-    The ``digest`` of the request is recorded.
+    The ``digest`` of the request is recorded; ``on_estimate`` is as for `audit_with`.
     """
     with open_output_dir(directory, "audit", (RECORD, PARTS)):
         if not is_run(model):
             check_same_model(directory / RECORD, display_name_of(model), "audit")
         tokens = read_tokens(data) if isinstance(data, Path) else data
         try:
-            new = audit_with(options, model, tokens, None, directory, on_progress)
+            new = audit_with(options, model, tokens, None, directory, on_progress, on_estimate)
         except InvalidTarget as error:
             raise error.counted_from_one() from None
         more = {"text": data.name if isinstance(data, Path) else None, "request": digest}
