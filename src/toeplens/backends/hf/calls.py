@@ -234,7 +234,7 @@ def _compare_queries(
             references.append((no_sink, _weight_rounding(w, delta, None).add_(w, alpha=rounding).add_(least)))
         for candidate, bound in reversed(references):
             residual = actual - candidate
-            maxima[5:5] = [largest((residual.to(bound.dtype).abs_() / bound)), largest(residual.abs())]
+            maxima[5:5] = [largest(residual.to(bound.dtype).abs_() / bound), largest(residual.abs())]
         if hidden is not None:
             far = largest(hidden.abs())
             maxima[5:] = [torch.maximum(x, far / least if n % 2 == 0 else far) for n, x in enumerate(maxima[5:])]
