@@ -118,7 +118,7 @@ def prove(
     widest = max(q.dtype, heads.dtype, key=lambda dtype: torch.finfo(dtype).eps)
     unit = _unit_roundoff(q, widest)
     least = max(_TINY, torch.finfo(widest).smallest_normal * torch.finfo(widest).eps)
-    v = v.repeat_interleave(q.shape[1] // v.shape[1], 1).double()
+    v = v.double()
     factors = v, v.abs().float(), k.abs().float(), k.float().square()
     outputs, extra = (None if x is None else x.index_select(1, rows).transpose(1, 2).double() for x in (heads, added))
     parts, results = replace(parts, k=k.double()), []
@@ -192,6 +192,10 @@ def _compare_queries(
     def largest(x: Tensor) -> Tensor:
         return (x.amax(-1) * seen).max()
 
+    def values(weights: Tensor, v: Tensor) -> Tensor:
+        groups = v.shape[1]  # of heads that share values
+        return (weights.unflatten(1, (groups, -1)).flatten(2, 3) @ v).view(*weights.shape[:3], -1)
+
     logits.masked_fill_(~has_keys.unsqueeze(-1), 0)
     weights = replace(parts, factor=None).softmax(logits, rows)
     top = logits.amax(-1, keepdim=True)
@@ -216,8 +220,8 @@ def _compare_queries(
         weights, slope, allowed = weights * factor, slope * factor, allowed * factor.abs()
         w = weights
     allowed = allowed.add_(least)
-    recomputed = weights @ v
-    bound = (allowed + (2 * unit + count**0.5 * _FLOAT32) * w.abs()) @ v_size.to(allowed.dtype) + least
+    recomputed = values(weights, v)
+    bound = values(allowed + (2 * unit + count**0.5 * _FLOAT32) * w.abs(), v_size.to(allowed.dtype)) + least
     if extra is not None:
         recomputed, of_weights = recomputed + extra, 4 * allowed.sum(-1, keepdim=True)
         bound = bound + (4 * unit + count**0.5 * _FLOAT32 + of_weights) * extra.abs().amax(-1, keepdim=True)
@@ -225,7 +229,7 @@ def _compare_queries(
     maxima = [largest(x) for x in (residual.abs() / bound, residual.abs(), outputs.abs(), allowed, logit)]
     sums = [((allowed.amax(-1) >= _UNDECIDED) * seen).sum(), seen.sum()]
     if actual is None:
-        slope = slope @ v.to(slope.dtype)
+        slope = values(slope, v.to(slope.dtype))
     else:
         references = [(weights, allowed)]
         if parts.sinks is not None:

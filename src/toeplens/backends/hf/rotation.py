@@ -209,7 +209,6 @@ def find_rotation(
     tokens = q[0].shape[2]
     if tokens < 2:
         raise NotSeparable(f"rotation: it needs at least 2 tokens, got {tokens}.")
-    positions = positions.expand(q[0].shape[0], -1)
     rounding_error = max(tolerance(q[1].dtype), tolerance(rounding))
     sample, near = torch.arange(tokens, device=positions.device), _MAX_TOKENS // 2
     if tokens > 2 * _MAX_TOKENS and bool((positions[:, :near].diff(dim=1) == 1).all()):
@@ -254,9 +253,9 @@ class _LayoutReading:
     def __init__(self, qk: BeforeAfter, layout: Layout, positions: Int[Tensor, "B N"]) -> None:
         self.pairing: Pairing = layout[0]
         _, self.pairs, self.pairs_after = layout
-        parts = self._split(qk)
-        self.angles = _Angles.of(ratio(parts).squeeze(1), positions)
-        self.is_changed = _is_nonzero(*(y - x for before, after in parts for x, y in zip(before, after, strict=True)))
+        self.angles = _Angles.of(ratio(self._split(qk)).squeeze(1), positions)
+        before, after = (index_of(pairs.T.flatten()) for pairs in (self.pairs, self.pairs_after))
+        self.is_changed = _is_nonzero(*(y[..., after] - x[..., before] for x, y in qk)).view(2, -1).any(0)
 
     def _split(self, qk: BeforeAfter) -> list[tuple[Split, Split]]:
         return [(_split(before, self.pairs), _split(after, self.pairs_after)) for before, after in qk]
@@ -265,9 +264,9 @@ class _LayoutReading:
         self, table: Complex[Tensor, "_B N n"], positions: Int[Tensor, "B N"], rounding_error: float
     ) -> _Angles | None:
         """A table's values for each pair, if it agrees with the measured values of those that changed."""
-        if len(table) not in (1, len(positions)):
+        if len(table) not in (1, len(self.angles.starts)):
             return None
-        table = table.to(positions.device).expand(len(positions), -1, -1)
+        table = table.to(positions.device)
         for angles in (_Angles.of(factors, positions) for factors in (table, table.conj())):
             difference = phasor(angles.frequencies - self.angles.frequencies).angle().abs()
             error = torch.maximum(difference, (angles.magnitudes - self.angles.magnitudes).abs())
@@ -280,7 +279,9 @@ class _LayoutReading:
         """The rotation, tested on all tokens, with a table's values for unchanged pairs; without one, only pairs that
         are not 0."""
         parts = self._split(qk)
-        is_zero = torch.stack([~_is_nonzero(*before, *after) for before, after in parts])
+        is_zero = ~torch.stack(
+            [_is_nonzero(x)[self.pairs].any(-1) | _is_nonzero(y)[self.pairs_after].any(-1) for x, y in qk]
+        )
         is_tabled = torch.zeros_like(self.is_changed) if table is None else ~self.is_changed
         source = vars(self.angles) if table is None else vars(table)
         angles = _Angles(*(torch.where(is_tabled, source[name], x) for name, x in vars(self.angles).items()))
