@@ -48,7 +48,7 @@ from toeplens.lens.kit.separable_keys import (
 from toeplens.lens.kit.terms import ToeplitzMatrix
 from toeplens.lens.kit.toeplitz import check_finite
 
-STEP = 8  # number of queries that see each other's rows one by one
+STEP = 4  # number of queries that see each other's rows one by one
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,11 @@ class VaryingRows:
 
     def weighted_sums(self, weights: Float[Tensor, "*_B C F"]) -> tuple[Float[Tensor, "*_B C"], Float[Tensor, "*_B C"]]:
         """The sums of (weights . row)^2 and of weights . row, over the rows that each query sees."""
-        projected = matmul_shared(weights, self.chunk_rows.mT).tril()
+        projected = matmul_shared(weights, self.chunk_rows.mT).tril_()
         square, total = projected.square().sum(-1), projected.sum(-1)
         if self.previous_rows is None:
             return square, total
-        previous = matmul_shared(weights, self.previous_rows.mT).triu()
+        previous = matmul_shared(weights, self.previous_rows.mT).triu_()
         return square + previous.square().sum(-1), total + previous.sum(-1)
 
 
@@ -509,16 +509,21 @@ class _Tile:
         dtype = self.dtype if before.contents.count else torch.float64  # the first rows are centred on later ones too
 
         def narrow(x: Tensor) -> Tensor:
-            return x[..., : 2 * pairs].squeeze(2).to(dtype).contiguous()
+            return x[..., : 2 * pairs].to(dtype).contiguous()
 
-        varying = chunk.contents.apply(narrow), chunk.positions.apply(lambda x: narrow(self._shared_positions(x)))
-        both = (narrow(contents), varying[0]), (narrow(positions), varying[1])
-        square = sum_of_squares(w.to(dtype.to_complex()), *both) / num_visible**2
-        by_content = _pad_last(interleave_complex(w * position), before.contents.mean.shape[-1])
-        by_position = _pad_last(interleave_complex(w.conj() * content), before.positions.mean.shape[-1])
+        def mean_square(weights: Tensor, products: Tensor, rows: VaryingRows) -> Tensor:
+            weights = interleave_complex(weights).to(dtype)
+            own = (matmul_shared(weights, products) * weights).sum(-1)
+            return (own + rows.weighted_sums(weights)[0]) / num_visible
+
+        shared = self._shared_positions
+        rows = chunk.contents.apply(narrow), chunk.positions.apply(lambda x: narrow(shared(x)))
+        both = narrow(contents), narrow(positions)
+        shared_rows = ((x.squeeze(2), y.apply(lambda z: z.squeeze(2))) for x, y in zip(both, rows, strict=True))
+        square = sum_of_squares(w.to(dtype.to_complex()), *shared_rows) / num_visible**2
         mean = (w * position * content.conj()).sum(-1).real
-        square = square - before.contents.weighted_moments(by_content, chunk.contents, num_visible)[0]
-        return square - before.positions.weighted_moments(by_position, chunk.positions, num_visible)[0] + mean**2
+        square = square - mean_square(w * position, both[0], rows[0])
+        return square - mean_square(w.conj() * content, both[1], rows[1]) + mean**2
 
 
 class _Bias:
@@ -559,7 +564,3 @@ class _Bias:
 def _select_heads(x: Tensor, heads: slice) -> Tensor:
     """The rows of these heads; a single row belongs to all heads."""
     return x if len(x) == 1 else x[heads]
-
-
-def _pad_last(x: Float[Tensor, "*B _"], width: int) -> Float[Tensor, "*B F"]:
-    return F.pad(x, (0, width - x.shape[-1]))
