@@ -52,7 +52,7 @@ _MAX_DELTA = 300.0  # limit of delta: e^600 is finite, and a logit this uncertai
 _UNDECIDED = 0.5  # if rounding may change the largest weight of a query by this much, the query proves nothing
 _MAX_ERRORS = 5.0  # allowed standard errors of the best-fitting scale
 _MIN_SCALE_ERROR = 1e-5  # its minimum allowed difference from 1
-_BLOCK = 1 << 20  # numbers of `AttentionCall.blocks`
+_BLOCK = 1 << 19  # numbers of `AttentionCall.blocks`
 _MIN_BIAS_TOKENS = 3  # tokens that determine a bias by offset
 AttentionKind = Literal["self", "cross"]
 Side = Literal["encoder", "decoder"]
@@ -187,7 +187,7 @@ def _compare_queries(
     logits = parts.logits(rows)
     visible = logits.isfinite()
     has_keys = visible.any(-1)
-    seen, masked = has_keys.double(), ~visible
+    seen = has_keys.double()
 
     def largest(x: Tensor) -> Tensor:
         return (x.amax(-1) * seen).max()
@@ -199,11 +199,11 @@ def _compare_queries(
     logits.masked_fill_(~has_keys.unsqueeze(-1), 0)
     weights = replace(parts, factor=None).softmax(logits, rows)
     top = logits.amax(-1, keepdim=True)
-    below = (logits - top).float().masked_fill_(masked, 0)
-    finite = (logits.float() if parts.softcap is None else logits).masked_fill(masked, 0)
+    below = (logits - top).float().nan_to_num_(0.0, posinf=0.0, neginf=0.0)
+    finite = (logits.float() if parts.softcap is None else logits).nan_to_num(0.0, posinf=0.0, neginf=0.0)
     logit = finite.abs().amax(-1, keepdim=True)
     delta = _logit_rounding(parts, rows, k_size, k_square, finite, unit).float().sub_(below, alpha=_FLOAT32)
-    delta = delta.nan_to_num_(0.0, posinf=_MAX_DELTA).clamp_(max=_MAX_DELTA).masked_fill_(masked, 0)
+    delta = delta.nan_to_num_(0.0, posinf=_MAX_DELTA).clamp_(max=_MAX_DELTA).masked_fill_(~visible, 0)
     sinks = None if parts.sinks is None else (3 * unit * (logit + parts.sinks.abs().max())).clamp(max=_MAX_DELTA)
     if max(float(x.max()) for x in (delta, sinks) if x is not None) > 1:
         delta = delta.double()
