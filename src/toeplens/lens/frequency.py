@@ -61,7 +61,7 @@ def rotary_offsets(
     q, k = to_bhnd(q, k, layout, required=True)
     if not 0 <= 2 * pairs <= q.shape[-1] or q.shape[1] % k.shape[1]:
         raise invalid("pairs", f"fit the dimensions of q {list(q.shape)} and k {list(k.shape)}", pairs)
-    order = terms.pair_numbers(pairs, pairing, q.device).argsort(stable=True)
+    order = terms.index_of(terms.pair_numbers(pairs, pairing, q.device).argsort(stable=True))
     present = torch.ones(len(q), q.shape[2], dtype=torch.float64, device=q.device)
     if lengths is not None:
         present = (torch.arange(q.shape[2], device=q.device) < lengths.to(q.device).unsqueeze(1)).double()
