@@ -192,8 +192,8 @@ def test_a_known_profile_replaces_the_logits(causal: bool) -> None:
 
 
 def test_sums_in_float32_are_those_in_float64() -> None:
-    """4096 tokens, two sequences, logits of ten thousand. Weights are summed by offset in float32, over the sequences and
-    queries of a block: 66 numbers, so with relative errors below 66 units of 2^-24; logits in float64."""
+    """4096 tokens, two sequences, logits of ten thousand. Weights are summed by offset in float32, over the sequences
+    and queries of a block: 66 numbers, so with relative errors below 66 units of 2^-24; logits in float64."""
     length, draw = 4096, torch.Generator().manual_seed(0)
     sums = [PatternSums(heads=1, queries=length, keys=length) for _ in range(2)]
     for rows in torch.arange(length).split(64):

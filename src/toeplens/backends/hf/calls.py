@@ -42,7 +42,7 @@ from toeplens.lens.kit.terms import NotSeparable
 from toeplens.utils import InputError
 
 _AT_ONCE = 1 << 19  # weights formed again, over batch and heads
-_IN_CACHE = 1 << 17  # of these at once, so that they stay in the cache
+_IN_CACHE = 1 << 18  # of these at once, so that they stay in the cache
 _TABLES = ("bias", "visible", "factor")  # parts with one number for each query and key
 _MIN_QUERIES = 8  # minimum number of queries: the first ones of causal attention would prove nothing
 _FLOAT32 = torch.finfo(torch.float32).eps / 2
@@ -52,7 +52,7 @@ _MAX_DELTA = 300.0  # limit of delta: e^600 is finite, and a logit this uncertai
 _UNDECIDED = 0.5  # if rounding may change the largest weight of a query by this much, the query proves nothing
 _MAX_ERRORS = 5.0  # allowed standard errors of the best-fitting scale
 _MIN_SCALE_ERROR = 1e-5  # its minimum allowed difference from 1
-_BLOCK = 1 << 19  # numbers of `AttentionCall.blocks`
+_BLOCK = 1 << 20  # numbers of `AttentionCall.blocks`
 _MIN_BIAS_TOKENS = 3  # tokens that determine a bias by offset
 AttentionKind = Literal["self", "cross"]
 Side = Literal["encoder", "decoder"]
@@ -120,17 +120,18 @@ def prove(
     least = max(_TINY, torch.finfo(widest).smallest_normal * torch.finfo(widest).eps)
     v = v.double()
     factors = v, v.abs().float(), k.abs().float(), k.float().square()
-    outputs, extra = (None if x is None else x.index_select(1, rows).transpose(1, 2).double() for x in (heads, added))
+    outputs = heads.index_select(1, rows).transpose(1, 2).double()
+    extra = None if added is None else added.index_select(1, rows).transpose(1, 2).double()
     parts, results = replace(parts, k=k.double()), []
     for block in blocks(len(rows), q.shape[0] * q.shape[1] * k.shape[2], _IN_CACHE):
-        own = (None if x is None else x[:, :, block] for x in (actual, outputs, extra))
-        results.append(_compare_queries(parts, factors, rows[block], *own, unit, least))
+        own, added = (None if x is None else x[:, :, block] for x in (actual, extra))
+        results.append(_compare_queries(parts, factors, rows[block], own, outputs[:, :, block], added, unit, least))
     maxima, sums = (torch.stack(values) for values in zip(*results, strict=True))
     share, output_error, largest_output, largest_allowed, logit, *of_weights = (
         maxima.amax(0).nan_to_num(torch.inf, posinf=torch.inf).tolist()
     )
-    undecided, queries, *slopes = sums.sum(0).tolist()
-    undecided, scale, weight_error = undecided / max(queries, 1), _scale_error(*slopes, unit), None
+    undecided, queries, norm, product, square = sums.sum(0).tolist()
+    undecided, scale, weight_error = undecided / max(queries, 1), _scale_error(norm, product, square, unit), None
     if of_weights:  # some models return weights before removing the sink's part
         weight_share, weight_error = min(zip(of_weights[::2], of_weights[1::2], strict=True))
         share, scale = max(share, weight_share), scale if weight_share == of_weights[0] else None

@@ -17,7 +17,7 @@ from toeplens.lens.kit.toeplitz import ROUNDING, ToeplitzProfile, profile_of
 from toeplens.utils import InputError, invalid
 from toeplens.utils.renamed import renamed
 
-_MAX_LOGITS = 2**19  # logits processed at once; a few megabytes are fastest
+_MAX_LOGITS = 2**20  # logits processed at once; a few megabytes are fastest
 _COUNT_OF_SUM = {  # sums over queries, and the number of queries by which each is divided
     "entropy": "entropy_queries",
     "first": "first_queries",
