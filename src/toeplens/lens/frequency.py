@@ -61,7 +61,7 @@ def rotary_offsets(
     q, k = to_bhnd(q, k, layout, required=True)
     if not 0 <= 2 * pairs <= q.shape[-1] or q.shape[1] % k.shape[1]:
         raise invalid("pairs", f"fit the dimensions of q {list(q.shape)} and k {list(k.shape)}", pairs)
-    order = terms.pair_numbers(pairs, pairing, q.device).argsort(stable=True)
+    order = terms.index_of(terms.pair_numbers(pairs, pairing, q.device).argsort(stable=True))
     present = torch.ones(len(q), q.shape[2], dtype=torch.float64, device=q.device)
     if lengths is not None:
         present = (torch.arange(q.shape[2], device=q.device) < lengths.to(q.device).unsqueeze(1)).double()
@@ -75,7 +75,7 @@ def rotary_offsets(
     return RotaryOffsets(strength, (means[0] * means[1][group].conj()).angle())
 
 
-_MAX_ELEMENTS = 1 << 19  # target size of a working tensor [sequences, heads, positions, dimensions]
+_MAX_ELEMENTS = 1 << 17  # target size of a working tensor [sequences, heads, positions, dimensions], for the cache
 
 
 @dataclass(frozen=True)
@@ -262,9 +262,9 @@ def _shares_by_group(
     return terms.shares_of(groups_and_bias, variances, energy), (variances[0] / num_pairs).clamp(min=0)
 
 
-def _energy_shares(x: Float[Tensor, "B H N d"]) -> Float[Tensor, "H d"]:
+def _energy_shares(squares: Float[Tensor, "B H N d"]) -> Float[Tensor, "H d"]:
     """Each dimension's share of the squared norms; NaN if they are 0."""
-    energy = x.square().sum((0, 2))
+    energy = squares.sum((0, 2))
     return energy / energy.sum(-1, keepdim=True)
 
 
@@ -286,10 +286,10 @@ def _compute_use(
         head_slice = slice(start, min(start + heads_per_step, heads))
         logit_batches = _logit_batches(keys, head_slice, max(1, _MAX_ELEMENTS // (length * width * heads_per_step)))
         key_heads, key_index = keys.key_heads(head_slice).unique(return_inverse=True)
-        masked_q = terms.zero_padding(q[:, head_slice].double(), query_mask)
-        masked_k = terms.zero_padding(k[:, key_heads].double(), present)
+        masked = ((q[:, head_slice], query_mask), (k[:, key_heads], present))
+        q_squares, k_squares = (terms.zero_padding(x.double(), mask).square() for x, mask in masked)
         groups = keys.groups, 1 + keys.num_pairs
-        norms, key_norms = (terms.sum_by_group(x.square(), *groups).sqrt() for x in (masked_q, masked_k))
+        norms, key_norms = (terms.sum_by_group(x, *groups).sqrt() for x in (q_squares, k_squares))
         total = norms.new_zeros(norms.shape[1], norms.shape[3])
         for block in query_blocks(replace(keys, q=norms, content=key_norms, bias=None, table=None)):
             part = block.keys
@@ -297,7 +297,7 @@ def _compute_use(
             key_sums = sum_over_keys(part.content, part.causal, part.window)[:, key_index]
             total += (query_norms * key_sums).sum((0, 2))
         shares, variance = _shares_by_group(logit_batches, keys.groups, 1 + keys.num_pairs, num_pairs)
-        energies = _energy_shares(masked_q), _energy_shares(masked_k)[key_index]
+        energies = _energy_shares(q_squares), _energy_shares(k_squares)[key_index]
         uses.append(FrequencyUse((), frequencies[head_slice], total / num_pairs, shares, variance, *energies))
     return _stack_uses((), uses, torch.cat)
 

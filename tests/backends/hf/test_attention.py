@@ -253,3 +253,37 @@ def test_a_too_coarse_dtype_is_reported(dtype: torch.dtype) -> None:
     q, k, v = random_qkv(1e4 if dtype == BFLOAT16 else 3e3, dtype, offset=True)
     with pytest.raises(InputError, match=rf"{str(dtype)[6:]} is too coarse for the attention of x.*--dtype float32"):
         is_proved(q, k, v, model(q, k, v))
+
+
+@pytest.mark.parametrize("size", LARGEST)
+def test_the_proof_is_the_same_some_queries_at_a_time(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each block leaves out the keys that none of its queries sees; weights on these are refused nevertheless."""
+    q, k, v = random_qkv(size, FLOAT32)
+    made = model(q, k, v)
+    whole = is_proved(q, k, v, made)
+    monkeypatch.setattr(calls_module, "_IN_CACHE", 1)
+    apart = is_proved(q, k, v, made)
+    for name in ("weights", "outputs", "tolerance", "used", "logit"):
+        assert getattr(apart, name) == pytest.approx(getattr(whole, name), rel=1e-5, abs=1e-12), name
+    assert (apart.queries, apart.undecided) == (whole.queries, whole.undecided)
+    weights = made[0].clone()
+    weights[0, 1, 3, -1] = 1e-30
+    with pytest.raises(InputError, match="the attention of x was not understood"):
+        is_proved(q, k, v, (weights, made[1]))
+
+
+@pytest.mark.parametrize("size", [1.0, 1e4], ids=["flat", "peaked"])
+@pytest.mark.parametrize("largest", [1e-6, 1e-3, 1.0])
+def test_the_bound_of_weights_in_float32_is_that_in_float64(size: float, largest: float) -> None:
+    """4096 keys, with and without a sink. The sums' errors are a few units of a weight, of which the proof allows 32
+    more (`rounding`); here 2, and 16 units of the bound itself."""
+    draw, keys, unit = torch.Generator().manual_seed(3), 4096, 2.0**-24
+    logits = size * torch.randn(1, 2, 8, keys + 1, generator=draw, dtype=torch.float64)
+    weights = logits.softmax(-1)[..., :keys]
+    delta = largest * torch.rand(1, 2, 8, keys, generator=draw, dtype=torch.float64)
+    sink = (1 - weights.sum(-1, keepdim=True)).clamp(min=0), torch.full((1, 2, 8, 1), largest, dtype=torch.float64)
+    for w, extra in ((weights, sink), (weights / weights.sum(-1, keepdim=True), None)):
+        expected = calls_module._weight_rounding(w, delta, extra)
+        narrow = None if extra is None else (extra[0].float(), extra[1].float())
+        actual = calls_module._weight_rounding(w.float(), delta.float(), narrow).double()
+        assert bool(((actual - expected).abs() <= 2 * unit * w + 16 * unit * expected + 1e-37).all())

@@ -191,6 +191,24 @@ def test_a_known_profile_replaces_the_logits(causal: bool) -> None:
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-9)
 
 
+def test_sums_in_float32_are_those_in_float64() -> None:
+    """4096 tokens, two sequences, logits of ten thousand. Weights are summed by offset in float32, over the sequences
+    and queries of a block: 66 numbers, so with relative errors below 66 units of 2^-24; logits in float64."""
+    length, draw = 4096, torch.Generator().manual_seed(0)
+    sums = [PatternSums(heads=1, queries=length, keys=length) for _ in range(2)]
+    for rows in torch.arange(length).split(64):
+        visible = torch.arange(length) <= rows.unsqueeze(-1)
+        logits = 1e4 * torch.randn(2, 1, 64, length, generator=draw).masked_fill(~visible, -math.inf)
+        weights = (logits / 1e4).softmax(-1)
+        sums[0].add(rows, logits, weights, visible=visible[None, None])
+        sums[1].add(rows, logits.double(), weights.double(), visible=visible[None, None])
+    narrow, wide = (each.result() for each in sums)
+    for name in ("toeplitz", "toeplitz_variance"):
+        np.testing.assert_allclose(getattr(narrow, name), getattr(wide, name), rtol=1e-12)
+    for name in ("distance", "previous", "current", "profile", "entropy", "first"):
+        np.testing.assert_allclose(getattr(narrow, name), getattr(wide, name), rtol=66 * 2.0**-24, err_msg=name)
+
+
 def test_a_token_is_not_its_own_copy() -> None:
     """Key i + 1, seen where attention goes both ways, follows token i, but no other copy of it."""
     sums = PatternSums(heads=1, queries=4, keys=4, tokens=torch.tensor([[0, 1, 2, 3], [0, 1, 0, 3]]))

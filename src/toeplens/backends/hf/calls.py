@@ -42,6 +42,8 @@ from toeplens.lens.kit.terms import NotSeparable
 from toeplens.utils import InputError
 
 _AT_ONCE = 1 << 19  # weights formed again, over batch and heads
+_IN_CACHE = 1 << 18  # of these at once, so that they stay in the cache
+_TABLES = ("bias", "visible", "factor")  # parts with one number for each query and key
 _MIN_QUERIES = 8  # minimum number of queries: the first ones of causal attention would prove nothing
 _FLOAT32 = torch.finfo(torch.float32).eps / 2
 _EXP = 32  # units in the last place: torch's fused attention allows 20
@@ -113,57 +115,31 @@ def prove(
     if not fits or heads.shape != (q.shape[0], q.shape[2], q.shape[1], v.shape[3]):
         shapes = ", ".join(str(list(x.shape)) for x in (q, k, v, actual, heads) if x is not None)
         raise attention_error(name, f"shapes of its queries, keys, values, weights and outputs do not match: {shapes}")
-    logits = parts.logits(rows)
-    visible = logits.isfinite()
-    has_keys = visible.any(-1, keepdim=True)
-    logits = logits.masked_fill(~has_keys, 0)
-    weights = replace(parts, factor=None).softmax(logits, rows)
-    factor = None if parts.factor is None else at_rows(parts.factor, rows).double()
-    v = v.repeat_interleave(q.shape[1] // v.shape[1], 1).double()
-    outputs = heads.index_select(1, rows).transpose(1, 2).double()
-
-    widest = max(parts.q.dtype, heads.dtype, key=lambda dtype: torch.finfo(dtype).eps)
-    unit = _unit_roundoff(parts.q, widest)
+    widest = max(q.dtype, heads.dtype, key=lambda dtype: torch.finfo(dtype).eps)
+    unit = _unit_roundoff(q, widest)
     least = max(_TINY, torch.finfo(widest).smallest_normal * torch.finfo(widest).eps)
-    delta = _logit_rounding(parts, rows, logits, unit) + _FLOAT32 * (logits.amax(-1, keepdim=True) - logits)
-    delta = delta.nan_to_num(0.0, posinf=_MAX_DELTA).clamp(max=_MAX_DELTA).masked_fill(~visible, 0)
-    keys = weights.shape[-1]
-    rounding = 2 * unit + (_EXP + keys**0.5) * _FLOAT32
-    finite, sinks = logits.masked_fill(~visible, 0), None
-    if parts.sinks is not None:
-        sinks = 3 * unit * (finite.abs().amax(-1, keepdim=True) + parts.sinks.abs().max())
-    allowed = _weight_rounding(weights, delta, sinks) + rounding * weights
-    slope = weights * (finite - (weights * finite).sum(-1, keepdim=True))  # with respect to the log of the scale
-    if factor is not None:
-        weights, slope, allowed = weights * factor, slope * factor, allowed * factor.abs()
-    recomputed, allowed = weights @ v, allowed + least
-    sums = (allowed + (2 * unit + keys**0.5 * _FLOAT32) * weights.abs()) @ v.abs() + least
-    if added is not None:
-        extra = added.index_select(1, rows).transpose(1, 2).double()
-        recomputed, of_weights = recomputed + extra, 4 * allowed.sum(-1, keepdim=True)
-        sums = sums + (4 * unit + keys**0.5 * _FLOAT32 + of_weights) * extra.abs().amax(-1, keepdim=True)
-    largest = allowed.amax(-1, keepdim=True)
-    undecided = float((largest >= _UNDECIDED)[has_keys].double().mean()) if bool(has_keys.any()) else 0.0
-
-    largest_output, output_error = float((outputs * has_keys).abs().max()), (recomputed - outputs) * has_keys
-    share, weight_error = _rounding_share(output_error, sums), None
-    if actual is None:
-        scale = _scale_error(-output_error, (slope @ v) * has_keys, unit)
-    else:
-        references = [(weights, allowed)]
-        if parts.sinks is not None:  # some models return weights before removing the sink's part
-            no_sink = logits.softmax(-1)
-            references.append((no_sink, _weight_rounding(no_sink, delta, None) + rounding * no_sink + least))
-        differences = [((candidate - actual.double()) * has_keys, bound) for candidate, bound in references]
-        deviation, bound = min(differences, key=lambda candidate: _rounding_share(*candidate))
-        share, weight_error = max(share, _rounding_share(deviation, bound)), float(deviation.abs().max())
-        scale = _scale_error(-deviation, slope * has_keys, unit) if bound is allowed else None
-    far_out = float(output_error.abs().max()) / (largest_output or 1.0)
-    logit = float(finite.abs().max())
+    v = v.double()
+    factors = v, v.abs().float(), k.abs().float(), k.float().square()
+    outputs = heads.index_select(1, rows).transpose(1, 2).double()
+    extra = None if added is None else added.index_select(1, rows).transpose(1, 2).double()
+    parts, results = replace(parts, k=k.double()), []
+    for block in blocks(len(rows), q.shape[0] * q.shape[1] * k.shape[2], _IN_CACHE):
+        own, added = (None if x is None else x[:, :, block] for x in (actual, extra))
+        results.append(_compare_queries(parts, factors, rows[block], own, outputs[:, :, block], added, unit, least))
+    maxima, sums = (torch.stack(values) for values in zip(*results, strict=True))
+    share, output_error, largest_output, largest_allowed, logit, *of_weights = (
+        maxima.amax(0).nan_to_num(torch.inf, posinf=torch.inf).tolist()
+    )
+    undecided, queries, norm, product, square = sums.sum(0).tolist()
+    undecided, scale, weight_error = undecided / max(queries, 1), _scale_error(norm, product, square, unit), None
+    if of_weights:  # some models return weights before removing the sink's part
+        weight_share, weight_error = min(zip(of_weights[::2], of_weights[1::2], strict=True))
+        share, scale = max(share, weight_share), scale if weight_share == of_weights[0] else None
+    far_out = output_error / (largest_output or 1.0)
     dtype, size = str(widest).removeprefix("torch."), f"{logit:,.0f}" if logit >= 100 else f"{logit:.3g}"
     coarse = f" in {dtype}" if unit > _FLOAT32 else ""
     hint = f"; try --dtype float32 instead of {dtype}" if coarse else ""
-    if not bool((outputs * has_keys).isfinite().all()):
+    if not largest_output < torch.inf:
         location = f"from logits up to {size} in {dtype}{hint}"
         raise InputError(f"model: the attention of {name} has values that are not finite, {location}.")
     if undecided > 0.5:
@@ -181,7 +157,96 @@ def prove(
     if scale is not None:
         problem = f"more than rounding{coarse} explains{hint}"
         raise attention_error(name, f"its weights fit logits {1 + scale:.6f} times as large, {problem}")
-    return Proof(weight_error, far_out, len(rows), float((allowed * has_keys).max()), share, logit, undecided)
+    return Proof(weight_error, far_out, len(rows), largest_allowed, share, logit, undecided)
+
+
+def _compare_queries(
+    parts: AttentionFunction,
+    factors: tuple[Tensor, ...],
+    rows: Int[Tensor, "R"],
+    actual: Float[Tensor, "B H R Nk"] | None,
+    outputs: Float[Tensor, "B H R dv"],
+    extra: Float[Tensor, "B H R dv"] | None,
+    unit: float,
+    least: float,
+) -> tuple[Float[Tensor, "_"], Float[Tensor, "5"]]:
+    """What `prove` needs to know of some queries: maxima over them, and sums. ``factors`` are v, |v|, |k| and k^2.
+
+    Logits, weights and outputs are formed in float64. What is allowed is formed in float32 unless rounding may change
+    a logit by more than 1. It consists of sums and products of positive numbers, with relative errors of a few u32,
+    except for differences from sums, with errors of a few u32 of a weight, of which more than 32 u32 is allowed.
+    """
+    v, v_size, k_size, k_square = factors
+    count, hidden = parts.k.shape[2], None
+    if parts.causal:  # no query sees the keys after the last one
+        keys = min(count, int(rows.max()) + 1)
+        tables = {name: x[..., :keys] for name in _TABLES if (x := getattr(parts, name)) is not None}
+        parts = replace(parts, k=parts.k[:, :, :keys], **tables)
+        v, v_size, k_size, k_square = (x[:, :, :keys] for x in factors)
+        if actual is not None and keys < count:
+            actual, hidden = actual[..., :keys], actual[..., keys:]
+    logits = parts.logits(rows)
+    visible = logits.isfinite()
+    has_keys = visible.any(-1)
+    seen = has_keys.double()
+
+    def largest(x: Tensor) -> Tensor:
+        return (x.amax(-1) * seen).max()
+
+    def values(weights: Tensor, v: Tensor) -> Tensor:
+        groups = v.shape[1]  # of heads that share values
+        return (weights.unflatten(1, (groups, -1)).flatten(2, 3) @ v).view(*weights.shape[:3], -1)
+
+    logits.masked_fill_(~has_keys.unsqueeze(-1), 0)
+    weights = replace(parts, factor=None).softmax(logits, rows)
+    top = logits.amax(-1, keepdim=True)
+    below = (logits - top).float().nan_to_num_(0.0, posinf=0.0, neginf=0.0)
+    finite = (logits.float() if parts.softcap is None else logits).nan_to_num(0.0, posinf=0.0, neginf=0.0)
+    logit = finite.abs().amax(-1, keepdim=True)
+    delta = _logit_rounding(parts, rows, k_size, k_square, finite, unit).float().sub_(below, alpha=_FLOAT32)
+    delta = delta.nan_to_num_(0.0, posinf=_MAX_DELTA).clamp_(max=_MAX_DELTA).masked_fill_(~visible, 0)
+    sinks = None if parts.sinks is None else (3 * unit * (logit + parts.sinks.abs().max())).clamp(max=_MAX_DELTA)
+    if max(float(x.max()) for x in (delta, sinks) if x is not None) > 1:
+        delta = delta.double()
+    w, sink = weights.to(delta.dtype), None
+    slope = below - (w * below).sum(-1, keepdim=True)  # of the weights with respect to the log of the scale
+    if sinks is not None:
+        sink = (1 - weights.sum(-1, keepdim=True)).clamp(min=0).to(w.dtype), sinks.to(w.dtype)
+        slope = slope + top.to(w.dtype) * sink[0]
+    slope = slope * w
+    rounding = 2 * unit + (_EXP + count**0.5) * _FLOAT32
+    allowed = _weight_rounding(w, delta, sink).add_(w, alpha=rounding)
+    if parts.factor is not None:
+        factor = at_rows(parts.factor, rows).double()
+        weights, slope, allowed = weights * factor, slope * factor, allowed * factor.abs()
+        w = weights
+    allowed = allowed.add_(least)
+    recomputed = values(weights, v)
+    bound = values(allowed + (2 * unit + count**0.5 * _FLOAT32) * w.abs(), v_size.to(allowed.dtype)) + least
+    if extra is not None:
+        recomputed, of_weights = recomputed + extra, 4 * allowed.sum(-1, keepdim=True)
+        bound = bound + (4 * unit + count**0.5 * _FLOAT32 + of_weights) * extra.abs().amax(-1, keepdim=True)
+    residual = outputs - recomputed
+    maxima = [largest(x) for x in (residual.abs() / bound, residual.abs(), outputs.abs(), allowed, logit)]
+    sums = [((allowed.amax(-1) >= _UNDECIDED) * seen).sum(), seen.sum()]
+    if actual is None:
+        slope = values(slope, v.to(slope.dtype))
+    else:
+        references = [(weights, allowed)]
+        if parts.sinks is not None:
+            no_sink = logits.softmax(-1)
+            w = no_sink.to(delta.dtype)
+            references.append((no_sink, _weight_rounding(w, delta, None).add_(w, alpha=rounding).add_(least)))
+        for candidate, bound in reversed(references):
+            residual = actual - candidate
+            maxima[5:5] = [largest(residual.to(bound.dtype).abs_() / bound), largest(residual.abs())]
+        if hidden is not None:
+            far = largest(hidden.abs())
+            maxima[5:] = [torch.maximum(x, far / least if n % 2 == 0 else far) for n, x in enumerate(maxima[5:])]
+    products = residual.to(slope.dtype) * slope
+    of_queries = products.sum(-1) * seen
+    sums += [(slope.square().sum(-1) * seen).sum(), of_queries.sum(), of_queries.square().sum()]
+    return torch.stack([x.double() for x in maxima]), torch.stack(sums)
 
 
 def _unit_roundoff(q: Tensor, dtype: torch.dtype) -> float:
@@ -195,24 +260,26 @@ def _unit_roundoff(q: Tensor, dtype: torch.dtype) -> float:
 
 
 def _logit_rounding(
-    parts: AttentionFunction, rows: Int[Tensor, "R"], logits: Float[Tensor, "B H R Nk"], unit: float
+    parts: AttentionFunction,
+    rows: Int[Tensor, "R"],
+    k_size: Float[Tensor, "B _G Nk d"],
+    k_square: Float[Tensor, "B _G Nk d"],
+    logits: Float[Tensor, "B H R Nk"],
+    unit: float,
 ) -> Float[Tensor, "B H R Nk"]:
-    """delta: by how much rounding may change each logit, from factors in float32."""
-    groups = parts.k.shape[1]
-    q = parts.q.index_select(2, rows).float().abs().unflatten(1, (groups, -1)).flatten(2, 3)
-    k = parts.k.float().abs()
+    """delta: by how much rounding may change each logit, from |k| and k^2 in float32."""
+    q = parts.q.index_select(2, rows).float().abs().unflatten(1, (k_size.shape[1], -1)).flatten(2, 3)
 
-    def product(power: int) -> Tensor:
-        products = q.pow(power) @ k.pow(power).transpose(-2, -1)
-        return products.view(len(q), groups, -1, len(rows), k.shape[2]).flatten(1, 2)
+    def product(q: Tensor, k: Tensor) -> Tensor:
+        return (q @ k.transpose(-2, -1)).view(len(q), k.shape[1], -1, len(rows), k.shape[2]).flatten(1, 2)
 
     scale, bias = abs(parts.scale), parts.bias
     raw = logits if bias is None else logits - at_rows(bias, rows)
     cap = parts.softcap
     if cap is not None:  # the product before the softcap, unless saturated to the last bit
         raw = cap * (raw / cap).clamp(-1 + _FLOAT32, 1 - _FLOAT32).atanh()
-    sums = scale * product(1)
-    delta = unit * (3 * raw.abs() + 4 * scale * product(2).sqrt()) + parts.q.shape[-1] ** 0.5 * _FLOAT32 * sums
+    delta = product(q, k_size).mul_(parts.q.shape[-1] ** 0.5 * _FLOAT32 * scale)
+    delta = delta.add_(product(q.square(), k_square).sqrt_(), alpha=4 * unit * scale).add(raw.abs(), alpha=3 * unit)
     if cap is not None:
         low, middle, high = (cap * ((raw + shift) / cap).tanh() for shift in (-delta, 0, delta))
         delta = torch.maximum(high - middle, middle - low) + 3 * unit * middle.abs()
@@ -223,41 +290,47 @@ def _logit_rounding(
 
 
 def _weight_rounding(
-    weights: Float[Tensor, "B H R Nk"], delta: Float[Tensor, "B H R Nk"], sinks: Float[Tensor, "B H R 1"] | None
+    weights: Float[Tensor, "B H R Nk"],
+    delta: Float[Tensor, "B H R Nk"],
+    sink: tuple[Float[Tensor, "B H R 1"], Float[Tensor, "B H R 1"]] | None,
 ) -> Float[Tensor, "B H R Nk"]:
-    """By how much each weight may change if logits change by at most delta, and a sink's, if any, by ``sinks``."""
-    up, down = weights * delta.exp(), weights * (-delta).exp()
-    above, below = _sum_of_others(up), _sum_of_others(down)
-    if sinks is not None:
-        sink = (1 - weights.sum(-1, keepdim=True)).clamp(min=0)
-        above, below = above + sink * sinks.clamp(max=_MAX_DELTA).exp(), below + sink * (-sinks).exp()
-    high, low = up / (up + below).clamp(min=1e-300), down / (down + above).clamp(min=1e-300)
-    return torch.maximum(high - weights, weights - low).clamp(min=0)
+    """By how much each weight may change if logits change by at most delta, and a sink's; a sink's weight and delta.
+
+    In float32, for delta up to 1, without the cancellation in w e^delta - w: with a_j = w_j (e^delta_j - 1), b_j = w_j
+    (1 - e^-delta_j) and their sums A and B over all other keys, a weight may grow by (a (1 - w) + w B) / (1 + a - B),
+    and fall by (b (1 - w) + w A) / (1 - b + A).
+    """
+    if delta.dtype == torch.float32:
+        up, down = delta.expm1().mul_(weights), (-delta).expm1_().neg_().mul_(weights)
+        above, below = (x.sum(-1, keepdim=True) for x in (up, down))
+        if sink is not None:
+            above, below = above + sink[0] * sink[1].expm1(), below - sink[0] * (-sink[1]).expm1()
+        above, below, others = above - up, below - down, 1 - weights
+        high = (up * others).addcmul_(weights, below).div_(up.sub_(below).add_(1))
+        low = (down * others).addcmul_(weights, above).div_(above.sub_(down).add_(1))
+    else:
+        up, down = weights * delta.exp(), weights * (-delta).exp()
+        above, below = _sum_of_others(up), _sum_of_others(down)
+        if sink is not None:
+            above, below = above + sink[0] * sink[1].exp(), below + sink[0] * (-sink[1]).exp()
+        high, low = up / (up + below).clamp(min=1e-300) - weights, weights - down / (down + above).clamp(min=1e-300)
+    return torch.maximum(high, low).clamp_(min=0)
 
 
 def _sum_of_others(x: Float[Tensor, "B H R Nk"]) -> Float[Tensor, "B H R Nk"]:
     """The sum over all other keys, without cancellation if one key has nearly all."""
-    top = x.argmax(-1, keepdim=True)
-    others = x.scatter(-1, top, 0.0).sum(-1, keepdim=True)
-    sums = others + x.gather(-1, top) - x
-    return sums.scatter(-1, top, others).clamp(min=0)
+    top, at = x.max(-1, keepdim=True)
+    others = x.scatter(-1, at, 0.0).sum(-1, keepdim=True)
+    return (others + top - x).scatter_(-1, at, others).clamp_(min=0)
 
 
-def _rounding_share(deviation: Tensor, allowed: Tensor) -> float:
-    """The largest share of the allowed difference; infinite for nan."""
-    if not bool(deviation.isfinite().all()):
-        return torch.inf
-    return float((deviation.abs() / allowed).nan_to_num(nan=torch.inf).max()) if deviation.numel() else 0.0
-
-
-def _scale_error(residual: Float[Tensor, "B H R n"], slope: Float[Tensor, "B H R n"], unit: float) -> float | None:
-    """The relative error of the scale that explains the residuals best, given the derivative with respect to the log of
-    the scale; None if rounding explains it."""
-    norm = float(slope.square().sum())
+def _scale_error(norm: float, product: float, square: float, unit: float) -> float | None:
+    """The relative error of the scale that explains the residuals best, from sums over the queries: of the squares of
+    the slopes, the derivatives with respect to the log of the scale, and of the queries' products of residuals and
+    slopes, and of the squares of these; None if rounding explains it."""
     if norm == 0:
         return None
-    of_queries = (residual * slope).sum(-1)
-    estimate, error = float(of_queries.sum()) / norm, float(of_queries.square().sum()) ** 0.5 / norm
+    estimate, error = product / norm, square**0.5 / norm
     return estimate if abs(estimate) > max(_MIN_SCALE_ERROR, 4 * unit) + _MAX_ERRORS * error else None
 
 

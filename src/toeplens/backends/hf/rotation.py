@@ -34,11 +34,12 @@ def find_layouts(qk: BeforeAfter, allowed: float, count: int | None = None) -> I
     range in which the changed dimensions form pairs, with as few nonzero unchanged dimensions as possible. Rotated
     numbers may differ by ``allowed`` of the largest. Raises `NotSeparable` if nothing changes.
     """
-    is_changed = torch.stack([(before != after).flatten(0, -2).any(0) for before, after in qk]).any(0)
+    is_changed = _is_nonzero(*(before - after for before, after in qk))
     if not bool(is_changed.any()):
         raise NotSeparable("rotation: it does not change queries and keys.")
-    is_nonzero = torch.stack([(x != 0).flatten(0, -2).any(0) for before_after in qk for x in before_after]).any(0)
-    parts = [[(b[:, :, -sample:], a[:, :, -sample:]) for b, a in qk] for sample in (_SCREEN_POSITIONS, _TEST_POSITIONS)]
+    is_nonzero = _is_nonzero(*(x for before_after in qk for x in before_after))
+    sizes = (_SCREEN_POSITIONS, _TEST_POSITIONS)
+    parts = [[(b[:, :, -size:].double(), a[:, :, -size:].double()) for b, a in qk] for size in sizes]
     for name, start, number in _candidates(is_changed, is_nonzero):
         if count in (None, number):
             half = start + torch.arange(2 * number, device=is_changed.device).view(2, -1).T
@@ -46,9 +47,9 @@ def find_layouts(qk: BeforeAfter, allowed: float, count: int | None = None) -> I
             # half apart, adjacent, or adjacent before and half apart after
             pairs, pairs_after = half if name == "half" else adjacent, adjacent if name == "adjacent" else half
             for sample in parts:  # the best rotation of each pair at each position, equal for all heads
-                before_after = [(as_complex(before, pairs), as_complex(after, pairs_after)) for before, after in sample]
-                error = max(float((ratio(before_after) * x - y).abs().max()) for x, y in before_after)
-                if not error / max(float(y.abs().max()) for _, y in before_after) <= allowed:
+                before_after = [(_split(before, pairs), _split(after, pairs_after)) for before, after in sample]
+                largest = max(float(c.square().addcmul(d, d).max()) for _, (c, d) in before_after) ** 0.5
+                if not _error(ratio(before_after), before_after) / largest <= allowed:
                     break
             else:
                 yield "half" if name == "half" else "interleaved", pairs, pairs_after
@@ -70,11 +71,39 @@ def _candidates(is_changed: Bool[Tensor, "d"], is_nonzero: Bool[Tensor, "d"]) ->
     return [(name, start, count) for _, start, count in sorted(ranked) for name in ("half", "adjacent", "sorted")]
 
 
-def ratio(parts: list[tuple[Tensor, Tensor]]) -> Complex[Tensor, "B 1 N n"]:
+def _is_nonzero(*parts: Float[Tensor, "*B d"]) -> Bool[Tensor, "d"]:
+    """Which dimensions are not 0 everywhere."""
+    return torch.stack([x.abs().flatten(0, -2).amax(0) != 0 for x in parts]).any(0)
+
+
+Split = tuple[Float[Tensor, "B H N n"], Float[Tensor, "B H N n"]]  # the first and the second dimension of each pair
+
+
+def _split(x: Float[Tensor, "B H N d"], pairs: Int[Tensor, "n 2"]) -> Split:
+    """The first and the second dimension of each pair; views if they are evenly spaced."""
+    first, second = (x[..., index_of(dimensions)] for dimensions in pairs.unbind(-1))
+    return first, second
+
+
+def ratio(parts: list[tuple[Split, Split]]) -> Complex[Tensor, "B 1 N n"]:
     """The factor of each pair at each position, by least squares over the heads of queries and keys."""
-    size = torch.stack([x.abs().square().sum(1, keepdim=True) for x, _ in parts]).sum(0)
-    product = torch.stack([(y * x.conj()).sum(1, keepdim=True) for x, y in parts]).sum(0)
-    return product / size.clamp_min(torch.finfo(torch.float64).tiny)
+    sums = []
+    for (a, b), (c, d) in parts:
+        terms = (a.square().addcmul_(b, b), (a * c).addcmul_(b, d), (a * d).addcmul_(b, c, value=-1))
+        sums.append(torch.stack([x.sum(1, keepdim=True) for x in terms]).double())
+    size, real, imaginary = torch.stack(sums).sum(0)
+    return torch.complex(real, imaginary) / size.clamp_min(torch.finfo(torch.float64).tiny)
+
+
+def _error(factors: Complex[Tensor, "B 1 N n"], parts: list[tuple[Split, Split]]) -> float:
+    """The largest difference of factors times the pairs before from those after."""
+    errors = []
+    for (a, b), (c, d) in parts:
+        cos, sin = factors.real.to(a.dtype), factors.imag.to(a.dtype)
+        first = torch.addcmul(c, a, cos, value=-1).addcmul_(b, sin)
+        second = torch.addcmul(d, a, sin, value=-1).addcmul_(b, cos, value=-1)
+        errors.append(first.square_().addcmul_(second, second).max())
+    return float(torch.stack(errors).max().sqrt())
 
 
 def as_complex(x: Float[Tensor, "*B d"], pairs: Int[Tensor, "n 2"]) -> Complex[Tensor, "*B n"]:
@@ -90,7 +119,6 @@ def undo_rotation(final: Tensor, rotations: list[tuple[Tensor, Tensor]]) -> Tens
     Such a factor commutes with the rotation, so it is applied to the result.
     """
     heads, tokens, full = final.shape[1:]
-    head_indices = torch.arange(heads, device=final.device)
     candidates = [(x, y) for x, y in reversed(rotations) if y.ndim == 4 and y.numel()]
     candidates = [(x.transpose(1, axis), y.transpose(1, axis)) for x, y in candidates for axis in (1, 2)]
     for exact in (True, False):
@@ -99,7 +127,9 @@ def undo_rotation(final: Tensor, rotations: list[tuple[Tensor, Tensor]]) -> Tens
             if y.shape[::2] != (len(final), tokens) or heads % groups or width > full:
                 continue
             # which rotated head each head may have: one after another, or each several times in a row
-            orders = [head_indices % groups, *([] if groups in (1, heads) else [head_indices // (heads // groups)])]
+            index = torch.arange(heads, device=final.device)
+            orders: list[Any] = [index % groups, *([] if groups == 1 else [index // (heads // groups)])]
+            orders = [slice(None)] if groups == heads else orders
             for start, order in product(dict.fromkeys((0, full - width)), orders):
                 if (factor := _factor(final[..., start : start + width], y[:, order], exact)) is not None:
                     restored = final.clone()
@@ -179,17 +209,18 @@ def find_rotation(
     tokens = q[0].shape[2]
     if tokens < 2:
         raise NotSeparable(f"rotation: it needs at least 2 tokens, got {tokens}.")
-    positions = positions.expand(q[0].shape[0], -1)
     rounding_error = max(tolerance(q[1].dtype), tolerance(rounding))
     sample, near = torch.arange(tokens, device=positions.device), _MAX_TOKENS // 2
     if tokens > 2 * _MAX_TOKENS and bool((positions[:, :near].diff(dim=1) == 1).all()):
         later = torch.linspace(near, tokens - 1, _MAX_TOKENS - near, dtype=torch.float64, device=positions.device)
         sample = torch.cat((sample[:near], later.long()))  # the first ones, others to the last
-    qk = [(before[:, :, sample].double(), after[:, :, sample].double()) for before, after in (q, k)]
+    dtype = torch.promote_types(q[0].dtype, torch.float32)
+    whole = [(before.to(dtype), after.to(dtype)) for before, after in (q, k)]
+    qk = whole if len(sample) == tokens else [(before[:, :, sample], after[:, :, sample]) for before, after in whole]
     rotation, allowed = None, rounding_error
     tables = [table[:, sample] for table in _tables(other_inputs, tokens)]
     for reading, table in _readings(qk, tables, positions[:, sample], rounding_error):
-        rotation = reading.rotation(table, qk if len(sample) == tokens else [q, k], positions)
+        rotation = reading.rotation(table, whole, positions)
         allowed = rounding_error + _ANGLE_ROUNDING * float((positions.max() * rotation.frequencies.abs()).max())
         if rotation.error <= allowed:
             return rotation
@@ -222,17 +253,20 @@ class _LayoutReading:
     def __init__(self, qk: BeforeAfter, layout: Layout, positions: Int[Tensor, "B N"]) -> None:
         self.pairing: Pairing = layout[0]
         _, self.pairs, self.pairs_after = layout
-        self.parts = [(as_complex(before, self.pairs), as_complex(after, self.pairs_after)) for before, after in qk]
-        self.angles = _Angles.of(ratio(self.parts).squeeze(1), positions)
-        self.is_changed = torch.stack([(x != y).flatten(0, -2).any(0) for x, y in self.parts]).any(0)
+        self.angles = _Angles.of(ratio(self._split(qk)).squeeze(1), positions)
+        before, after = (index_of(pairs.T.flatten()) for pairs in (self.pairs, self.pairs_after))
+        self.is_changed = _is_nonzero(*(y[..., after] - x[..., before] for x, y in qk)).view(2, -1).any(0)
+
+    def _split(self, qk: BeforeAfter) -> list[tuple[Split, Split]]:
+        return [(_split(before, self.pairs), _split(after, self.pairs_after)) for before, after in qk]
 
     def agreeing_angles(
         self, table: Complex[Tensor, "_B N n"], positions: Int[Tensor, "B N"], rounding_error: float
     ) -> _Angles | None:
         """A table's values for each pair, if it agrees with the measured values of those that changed."""
-        if len(table) not in (1, len(positions)):
+        if len(table) not in (1, len(self.angles.starts)):
             return None
-        table = table.to(positions.device).expand(len(positions), -1, -1)
+        table = table.to(positions.device)
         for angles in (_Angles.of(factors, positions) for factors in (table, table.conj())):
             difference = phasor(angles.frequencies - self.angles.frequencies).angle().abs()
             error = torch.maximum(difference, (angles.magnitudes - self.angles.magnitudes).abs())
@@ -244,15 +278,14 @@ class _LayoutReading:
     def rotation(self, table: _Angles | None, qk: BeforeAfter, positions: Int[Tensor, "B N"]) -> Rotation:
         """The rotation, tested on all tokens, with a table's values for unchanged pairs; without one, only pairs that
         are not 0."""
-        dtype = torch.promote_types(qk[0][0].dtype, torch.float32)
-        parts = [(as_complex(x.to(dtype), self.pairs), as_complex(y.to(dtype), self.pairs_after)) for x, y in qk]
-        is_zero = torch.stack([((x == 0) & (y == 0)).flatten(0, -2).all(0) for x, y in parts])
+        parts = self._split(qk)
+        is_zero = ~torch.stack(
+            [_is_nonzero(x)[self.pairs].any(-1) | _is_nonzero(y)[self.pairs_after].any(-1) for x, y in qk]
+        )
         is_tabled = torch.zeros_like(self.is_changed) if table is None else ~self.is_changed
         source = vars(self.angles) if table is None else vars(table)
         angles = _Angles(*(torch.where(is_tabled, source[name], x) for name, x in vars(self.angles).items()))
         factors = angles.magnitudes * phasor(positions.unsqueeze(-1) * angles.frequencies + angles.starts.unsqueeze(1))
-        factors = factors.to(dtype.to_complex()).unsqueeze(1)
-        error = max(float((factors * x - y).abs().max()) for x, y in parts)
         kept_pairs = ~is_zero.all(0) if table is None else torch.ones_like(self.is_changed)
         return Rotation(
             pairing=self.pairing,
@@ -262,7 +295,7 @@ class _LayoutReading:
             magnitudes=angles.magnitudes[kept_pairs],
             dead=is_zero.any(0)[kept_pairs],
             tabled=(is_tabled & (is_zero.all(0) | (angles.frequencies != self.angles.frequencies)))[kept_pairs],
-            error=error / max(float(y.abs().max()) for _, y in qk),
+            error=_error(factors.unsqueeze(1), parts) / max(float(y.abs().max()) for _, y in qk),
         )
 
 

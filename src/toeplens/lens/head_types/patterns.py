@@ -101,7 +101,8 @@ class PatternSums:
             raise invalid("tokens", f"have shape [S, {queries}], in self-attention only", tokens)
         self.heads, self.queries, self.keys, self.tokens, self.cross = heads, queries, keys, tokens, cross
         names = ("energy", *_COUNT_OF_SUM, *_COUNT_OF_SUM.values())
-        self._sums = {name: torch.zeros(heads, dtype=torch.float64) for name in names}
+        self._totals = torch.zeros(len(names), heads, dtype=torch.float64)
+        self._sums = dict(zip(names, self._totals, strict=True))  # views
         self._logits, self._weights, self._counts = torch.zeros(3, heads, 2 * keys - 1, dtype=torch.float64)
         self._has_profile = profile is not None
         if profile is not None:
@@ -153,7 +154,7 @@ class PatternSums:
             mask = None if visible is None else visible[batch, mask_heads, row_slice]
             tile_rows = rows[row_slice].to(logits.device)
             self._add(heads, tile_rows, logits[tile], weights[tile], mask, tile_tokens, start)
-        if not all(x.isfinite().all() for x in self._sums.values()):
+        if not self._totals.isfinite().all():
             raise InputError("logits and weights must be finite where keys are visible.")
 
     def result(self) -> Patterns:
@@ -224,7 +225,8 @@ class PatternSums:
             self._weights[heads, offsets] += _sums_by_offset(weights).cpu()
             if not self._has_profile:
                 self._counts[heads, offsets] += _sums_by_offset(visible.to(weights.dtype)).cpu()
-                scores = logits.to(torch.float64, copy=True).masked_fill_(~visible, 0)
+                scores = logits.to(torch.float64, copy=True)
+                scores.nan_to_num_(torch.nan, posinf=torch.inf, neginf=0.0)  # faster than by the mask
                 self._logits[heads, offsets] += _sums_by_offset(scores).cpu()
                 self._sums["energy"][heads] += scores.square_().sum((0, 2, 3)).cpu()
         if tokens is not None:
@@ -234,17 +236,19 @@ class PatternSums:
                 same = tokens[:, rows, None] == tokens[:, None, positions.clamp(min=0)]
                 matches = (same & (positions >= 0) & (positions != rows.unsqueeze(-1))).unsqueeze(1) & visible
                 sums[total], sums[count] = (weights * matches.to(weights.dtype)).sum(-1), matches.any(-1)
-        for name, values in sums.items():
-            self._sums[name][heads] += values.double().sum((0, 2)).cpu()
+        totals = torch.stack([values.expand(mass.shape) for values in sums.values()]).double().sum((1, 3)).cpu()
+        for name, total in zip(sums, totals, strict=True):
+            self._sums[name][heads] += total
 
 
 def _sums_by_offset(x: Float[Tensor, "B _H R K"]) -> Float[Tensor, "_H D"]:
     """Sums of consecutive queries' rows by i - j, from the last key and first query up, by skewing the rows."""
+    x = x[0] if len(x) == 1 else x.sum(0)
     count, keys = x.shape[-2:]
     sums = x.new_zeros(*x.shape[:-2], count + keys - 1)
     for row in range(count):
         sums[..., count - 1 - row : count - 1 - row + keys].add_(x[..., row, :])
-    return sums.double().sum(0).flip(-1)
+    return sums.double().flip(-1)
 
 
 def _tiles(rows: Int[Tensor, "R"], batch: int, heads: int, count: int, keys: int) -> Iterator[tuple[slice, ...]]:

@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Complex, Float
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -48,7 +48,7 @@ from toeplens.lens.kit.separable_keys import (
 from toeplens.lens.kit.terms import ToeplitzMatrix
 from toeplens.lens.kit.toeplitz import check_finite
 
-STEP = 8  # number of queries that see each other's rows one by one
+STEP = 4  # number of queries that see each other's rows one by one
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,11 @@ class VaryingRows:
 
     def weighted_sums(self, weights: Float[Tensor, "*_B C F"]) -> tuple[Float[Tensor, "*_B C"], Float[Tensor, "*_B C"]]:
         """The sums of (weights . row)^2 and of weights . row, over the rows that each query sees."""
-        projected = matmul_shared(weights, self.chunk_rows.mT).tril()
+        projected = matmul_shared(weights, self.chunk_rows.mT).tril_()
         square, total = projected.square().sum(-1), projected.sum(-1)
         if self.previous_rows is None:
             return square, total
-        previous = matmul_shared(weights, self.previous_rows.mT).triu()
+        previous = matmul_shared(weights, self.previous_rows.mT).triu_()
         return square + previous.square().sum(-1), total + previous.sum(-1)
 
 
@@ -382,9 +382,9 @@ class _Tile:
     def run(self) -> Iterator[tuple[slice, Float[Tensor, "4 b h C"]]]:
         """Var(P), Var(S), Var(I) and size, some queries at a time."""
         for rows, before, chunk in self._chunks():
-            yield slice(int(rows[0]), int(rows[-1]) + 1), self._values(rows, before, chunk).flatten(2, 3)
+            yield rows, self._values(rows, before, chunk).flatten(2, 3)
 
-    def _chunks(self) -> Iterator[tuple[Tensor, MomentSums, _Chunk | None]]:
+    def _chunks(self) -> Iterator[tuple[slice, MomentSums, _Chunk | None]]:
         """Chunks of queries, the rows that all of them see, and, if causal, those that only some see."""
         if not self.keys.causal:
             all_chunks = self._row_chunks(0, self.length)
@@ -394,22 +394,24 @@ class _Tile:
             yield from ((rows, all_sums, None) for rows in all_chunks)
             return
         size = self.length if self.keys.window is None else self.keys.window
-        previous: list[tuple[Tensor, MomentSums]] = []
+        previous: list[tuple[slice, MomentSums]] = []
         for start in range(0, self.length, size):
             chunks = self._row_chunks(start, min(start + size, self.length))
             block_sums = self._empty_sums(chunks[0])
             for index, rows in enumerate(chunks):
                 previous_rows, later_sums = previous[index] if previous else (None, None)
                 before = block_sums if later_sums is None else later_sums.merge(block_sums)
-                yield rows, before, self._chunk(rows, previous_rows, before)
-                block_sums = block_sums.add_rows(*self.centre_rows(rows, block_sums))
+                centred = self.centre_rows(rows, before)
+                yield rows, before, self._chunk(centred, previous_rows, before)
+                centred = centred if before is block_sums else self.centre_rows(rows, block_sums)
+                block_sums = block_sums.add_rows(*centred)
             if start + size < self.length:  # the chunks of this block, and the sums over all later rows of it
                 later_sums, previous = self._empty_sums(chunks[-1]), []
                 for rows in reversed(chunks):
                     previous.insert(0, (rows, later_sums))
                     later_sums = later_sums.add_rows(*self.centre_rows(rows, later_sums))
 
-    def position_features(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "_b _k 1 C F"]:
+    def position_features(self, rows: slice) -> Float[Tensor, "_b _k 1 C F"]:
         """The features of a position: e_j, real and imaginary parts, and R_j p_j."""
         phase_factors, position_part = self.phase_factors[:, :, rows], self.keys.position_part
         rotated = interleave_complex(phase_factors).unsqueeze(0)
@@ -423,50 +425,52 @@ class _Tile:
         return torch.cat((rotated.expand(*lead, -1, -1), p.expand(*lead, -1, -1)), dim=-1)
 
     def centre_rows(
-        self, rows: Int[Tensor, "C"], sums: MomentSums
+        self, rows: slice, sums: MomentSums
     ) -> tuple[Float[Tensor, "b k 1 C d"], Float[Tensor, "_b _k 1 C F"], Float[Tensor, "b k 1 C"]]:
         """Keys and positions about the means of ``sums``, and their squared lengths, not centred."""
         contents, positions = self._contents(rows), self.position_features(rows)
         squares = contents.square().sum(-1) + positions[..., 2 * self.keys.num_pairs :].square().sum(-1)
         return contents - sums.contents.mean, positions - sums.positions.mean, squares
 
-    def _row_chunks(self, start: int, stop: int) -> list[Int[Tensor, "_"]]:
-        return list(torch.arange(start, stop, device=self.keys.q.device).split(CHUNK))
+    def _row_chunks(self, start: int, stop: int) -> list[slice]:
+        return [slice(first, min(first + CHUNK, stop)) for first in range(start, stop, CHUNK)]
 
-    def _empty_sums(self, rows: Int[Tensor, "C"]) -> MomentSums:
+    def _empty_sums(self, rows: slice) -> MomentSums:
         """Empty sums, centred on the mean of these rows."""
         means = [x.mean(-2, keepdim=True) for x in (self._contents(rows), self.position_features(rows))]
         contents, positions = (Moments(0, x, x.new_zeros(*x.shape[:-2], x.shape[-1], x.shape[-1])) for x in means)
         return MomentSums(contents, positions, torch.zeros_like(means[0][..., 0, 0]))
 
-    def _contents(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "b k 1 C d"]:
+    def _contents(self, rows: slice) -> Float[Tensor, "b k 1 C d"]:
         return self.keys.order_pairs_first(self.content[:, :, rows]).unsqueeze(2)
 
     def _shared_positions(self, positions: Float[Tensor, "_b _k 1 C F"]) -> Float[Tensor, "1 _k 1 C F"]:
         """Position features, once for all sequences and heads that share the rotation."""
         return positions[:1, : len(self.phase_factors)]
 
-    def _chunk(self, rows: Int[Tensor, "C"], previous_rows: Int[Tensor, "_"] | None, before: MomentSums) -> _Chunk:
+    def _chunk(self, centred: tuple[Tensor, Tensor, Tensor], previous_rows: slice | None, before: MomentSums) -> _Chunk:
         """A chunk, and the one a window earlier, about the means of ``before``."""
-        contents, positions, squares = self.centre_rows(rows, before)
+        contents, positions, squares = centred
         squares = squares.cumsum(-1)
         previous_contents = previous_positions = None
-        if previous_rows is not None and len(previous_rows) > 1:
-            previous_contents, previous_positions, lengths = self.centre_rows(previous_rows[1:], before)
+        if previous_rows is not None and previous_rows.stop - previous_rows.start > 1:
+            later_rows = slice(previous_rows.start + 1, previous_rows.stop)
+            previous_contents, previous_positions, lengths = self.centre_rows(later_rows, before)
             squares = add_previous(squares, suffix_sums(lengths, -1), -1)
         return _Chunk(VaryingRows(contents, previous_contents), VaryingRows(positions, previous_positions), squares)
 
-    def _values(self, rows: Int[Tensor, "C"], before: MomentSums, chunk: _Chunk | None) -> Float[Tensor, "4 b k g C"]:
+    def _values(self, rows: slice, before: MomentSums, chunk: _Chunk | None) -> Float[Tensor, "4 b k g C"]:
         """The variances of queries that all see ``before``, and each its own part of the chunk."""
         keys, pairs = self.keys, self.keys.num_pairs
-        num_visible = rows * 0 + before.contents.count if chunk is None else rows + 1
-        num_visible = num_visible.double() if keys.window is None else num_visible.clamp(max=keys.window).double()
+        num_visible = torch.arange(rows.start + 1, rows.stop + 1, dtype=torch.float64, device=keys.q.device)
+        num_visible = num_visible if keys.window is None else num_visible.clamp(max=keys.window)
+        num_visible = torch.full_like(num_visible, before.contents.count) if chunk is None else num_visible
         q = keys.order_pairs_first(keys.q[self.sequences, self.heads, rows]).unflatten(1, self.group_shape)
         w = complex_pairs(q, pairs)
         varying = (None, None) if chunk is None else (chunk.contents, chunk.positions)
         content, position = (
-            x.mean * 0 if rows is None else rows.visible_sums() / num_visible.unsqueeze(-1)
-            for x, rows in zip((before.contents, before.positions), varying, strict=True)
+            x.mean * 0 if added is None else added.visible_sums() / num_visible.unsqueeze(-1)
+            for x, added in zip((before.contents, before.positions), varying, strict=True)
         )
         content_mean, position_mean = before.contents.mean + content, before.positions.mean + position
         weights = interleave_complex(w.conj() * complex_pairs(content_mean, pairs))
@@ -509,16 +513,21 @@ class _Tile:
         dtype = self.dtype if before.contents.count else torch.float64  # the first rows are centred on later ones too
 
         def narrow(x: Tensor) -> Tensor:
-            return x[..., : 2 * pairs].squeeze(2).to(dtype).contiguous()
+            return x[..., : 2 * pairs].to(dtype).contiguous()
 
-        varying = chunk.contents.apply(narrow), chunk.positions.apply(lambda x: narrow(self._shared_positions(x)))
-        both = (narrow(contents), varying[0]), (narrow(positions), varying[1])
-        square = sum_of_squares(w.to(dtype.to_complex()), *both) / num_visible**2
-        by_content = _pad_last(interleave_complex(w * position), before.contents.mean.shape[-1])
-        by_position = _pad_last(interleave_complex(w.conj() * content), before.positions.mean.shape[-1])
+        def mean_square(weights: Tensor, products: Tensor, rows: VaryingRows) -> Tensor:
+            weights = interleave_complex(weights).to(dtype)
+            own = (matmul_shared(weights, products) * weights).sum(-1)
+            return (own + rows.weighted_sums(weights)[0]) / num_visible
+
+        shared = self._shared_positions
+        rows = chunk.contents.apply(narrow), chunk.positions.apply(lambda x: narrow(shared(x)))
+        both = narrow(contents), narrow(positions)
+        shared_rows = ((x.squeeze(2), y.apply(lambda z: z.squeeze(2))) for x, y in zip(both, rows, strict=True))
+        square = sum_of_squares(w.to(dtype.to_complex()), *shared_rows) / num_visible**2
         mean = (w * position * content.conj()).sum(-1).real
-        square = square - before.contents.weighted_moments(by_content, chunk.contents, num_visible)[0]
-        return square - before.positions.weighted_moments(by_position, chunk.positions, num_visible)[0] + mean**2
+        square = square - mean_square(w * position, both[0], rows[0])
+        return square - mean_square(w.conj() * content, both[1], rows[1]) + mean**2
 
 
 class _Bias:
@@ -539,7 +548,7 @@ class _Bias:
         bias = bias - bias[:, :1] if self.causal else bias - bias[:, self.length - 1 : self.length]
         self.mean = tile.by_group(self._visible_sums(bias) / num_visible)
         self.variance = tile.by_group(self._visible_sums(bias**2) / num_visible) - self.mean**2
-        positions = tile.position_features(rows) - tile.first_features
+        positions = tile.position_features(slice(0, self.length)) - tile.first_features
         if len(bias) > 1 and positions.shape[1] > 1:
             positions = positions.expand(-1, *tile.group_shape, -1, -1)
         positions = positions.flatten(1, 2)
@@ -559,7 +568,3 @@ class _Bias:
 def _select_heads(x: Tensor, heads: slice) -> Tensor:
     """The rows of these heads; a single row belongs to all heads."""
     return x if len(x) == 1 else x[heads]
-
-
-def _pad_last(x: Float[Tensor, "*B _"], width: int) -> Float[Tensor, "*B F"]:
-    return F.pad(x, (0, width - x.shape[-1]))

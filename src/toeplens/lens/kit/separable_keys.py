@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, get_args
 
 import torch
@@ -200,8 +201,11 @@ class SeparableKeys(PermutableKeys):
 
     def order_pairs_first(self, x: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
         """Reorder the dimensions, in float64: the rotated pairs one after the other, then the unrotated ones."""
-        order = self.groups.argsort(stable=True)
-        return x[..., terms.index_of(order.roll(2 * self.num_pairs))].double()
+        return x[..., self._pairs_first].double()
+
+    @cached_property
+    def _pairs_first(self) -> slice | Int[Tensor, "d"]:
+        return terms.index_of(self.groups.argsort(stable=True).roll(2 * self.num_pairs))
 
     def key_heads(self, heads: slice = slice(None)) -> Int[Tensor, "h"]:
         """The key head of each head."""

@@ -53,10 +53,11 @@ def rotate_pairs(
 ) -> Float[Tensor, "B H N d"]:
     """Queries or keys with their pairs multiplied by these factors."""
     first, second = pairs_index(groups, factors.shape[-1])
-    pairs = torch.complex(x[..., first], x[..., second]) * factors
-    x = x.clone()
-    x[..., first], x[..., second] = pairs.real, pairs.imag
-    return x
+    a, b, cos, sin = x[..., first], x[..., second], factors.real, factors.imag
+    rotated = x.clone()
+    rotated[..., first] = (a * cos).addcmul_(b, sin, value=-1)
+    rotated[..., second] = (a * sin).addcmul_(b, cos)
+    return rotated
 
 
 def pair_numbers(pairs: int, pairing: Pairing | None, device: torch.device) -> Int[Tensor, "two_n"]:
@@ -235,7 +236,7 @@ class BatchLogits:
 
     def product_sums(self, q: Float[Tensor, "B H N e"], k: Float[Tensor, "B H N e"]) -> CovarianceSums:
         """The term q_i . k_j, by dimension: [3, H, e]."""
-        if not (q.any() and k.any()):
+        if not (q is self.q or (q.any() and k.any())):
             return q.new_zeros(3, q.shape[1], q.shape[-1])
         raw = windowed_inner_product(self.window, q, k, self.q, self.k, causal=self.causal).sum(0)
         for term in self.fixed:
@@ -391,7 +392,7 @@ class LayerTerms:
 
 def zero_padding(x: Float[Tensor, "B H N d"], present: Bool[Tensor, "B N"]) -> Float[Tensor, "B H N d"]:
     """Set padding to 0, as it may contain NaN."""
-    return x.masked_fill(~present[:, None, :, None], 0)
+    return x if bool(present.all()) else x.masked_fill(~present[:, None, :, None], 0)
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def inner_product(
             first = keys.expand_as(outer[..., :1, :, :])
             running = torch.cat((first, outer), -3).cumsum(-3)
             keys = running[..., -1:, :, :]
-            key_sums = a2 @ running[..., :-1, :, :].mT + (a2 @ b2.mT).tril() @ b
+            key_sums = a2 @ running[..., :-1, :, :].mT + (a2 @ b2.mT).tril_() @ b
             total = total + (a * key_sums).sum((-3, -2))
         else:
             keys = keys + outer.sum(-3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -99,18 +99,11 @@ def fit_decays(
     shortest = max(np.diff(x).min() / 10, first / 500)  # below, exp(first / tau) would overflow
     distance, ratio = x - first, np.log((1 + x) / (1 + first))
 
-    def exponential(tau: Float[np.ndarray, "K"]) -> Float[np.ndarray, "K D"]:
-        return np.exp(-distance / tau[:, None])
-
-    def power(p: Float[np.ndarray, "K"]) -> Float[np.ndarray, "K D"]:
-        return np.exp(-p[:, None] * ratio)
-
-    tau = _search_parameter(exponential, y, w, shortest, 100 * max(span, shortest))
-    p = _search_parameter(power, y, w, *_POWER_RANGE)
+    slowest, fastest = np.transpose([(0.01 / max(span, shortest), 1 / shortest), _POWER_RANGE])
+    (tau, p), (c_exp, c_power), (a_exp, a_power) = _fit_curves(np.stack((distance, ratio)), y, w, slowest, fastest)
+    tau = 1 / tau
     a_linear, b_linear = _fit_lines(x, y, w)
     a_log, b_log = _fit_lines(np.log1p(x), y, w)
-    c_exp, a_exp = _fit_lines(exponential(tau), y, w)
-    c_power, a_power = _fit_lines(power(p), y, w)
     parameters_by_form: dict[Form, dict[str, Float[np.ndarray, "H"]]] = {
         "constant": {"a": y @ w / w.sum()},
         "linear": {"a": a_linear, "b": -b_linear},
@@ -165,31 +158,38 @@ def _fit_lines(
     return level - slope * mean, slope
 
 
-def _search_parameter(
-    form: Callable[[Float[np.ndarray, "K"]], Float[np.ndarray, "K D"]],
+def _fit_curves(
+    x: Float[np.ndarray, "C D"],
     y: Float[np.ndarray, "H D"],
     w: Float[np.ndarray, "D"],
-    low: float,
-    high: float,
-) -> Float[np.ndarray, "H"]:
-    """For each ``y``, the value in [low, high] with the least residual of ``form``, two linear parameters solved."""
+    low: Float[np.ndarray, "C"],
+    high: Float[np.ndarray, "C"],
+) -> tuple[Float[np.ndarray, "C H"], Float[np.ndarray, "C H"], Float[np.ndarray, "C H"]]:
+    """Rate r, constant c and factor a of the curve c + a exp(-r x) with the least residual, for each x and each y, with
+    the rate of an x from its ``low`` to its ``high``."""
+    count, heads = len(x), len(y)
 
-    def residual(log_value: Float[np.ndarray, "h"], head: Int[np.ndarray, "h"]) -> Float[np.ndarray, "h"]:
-        g, targets = form(np.exp(log_value)), y[head]
-        intercept, slope = _fit_lines(g, targets, w)
-        return (targets - intercept[:, None] - slope[:, None] * g) ** 2 @ w
+    def fit(log_rate: Float[np.ndarray, "n"], row: Int[np.ndarray, "n"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        shapes, targets = np.exp(-np.exp(log_rate)[:, None] * x[row // heads]), y[row % heads]
+        intercept, slope = _fit_lines(shapes, targets, w)
+        return (targets - intercept[:, None] - slope[:, None] * shapes) ** 2 @ w, intercept, slope
 
-    grid = np.linspace(np.log(low), np.log(high), _GRID)
-    shapes = form(np.exp(grid))
-    shapes -= (shapes @ w / w.sum())[:, None]
-    spread, product = shapes**2 @ w, (w * (y - (y @ w / w.sum())[:, None])) @ shapes.T
+    grid = np.linspace(np.log(low), np.log(high), _GRID, axis=-1)
+    shapes = np.exp(-np.exp(grid)[..., None] * x[:, None])
+    shapes -= (shapes @ w / w.sum())[..., None]
+    spread, product = (shapes**2 @ w)[:, None], (w * (y - (y @ w / w.sum())[:, None])) @ shapes.mT
     best = np.divide(product**2, spread, out=np.zeros_like(product), where=spread > 0).argmax(-1)
-    step, heads = grid[1] - grid[0], np.arange(len(y))
-    start = grid[best] + _EDGE_OFFSET * step * ((best == 0).astype(float) - (best == _GRID - 1))  # inside its bracket
-    bracket = grid[np.maximum(best - 1, 0)], start, grid[np.minimum(best + 1, _GRID - 1)]
-    result = elementwise.find_minimum(residual, bracket, args=(heads,), tolerances={"xatol": 1e-10})
-    inside = result.success & (result.f_x < residual(grid[best], heads))
-    return np.exp(np.where(inside, result.x, grid[best]))
+    step, rows = grid[:, 1:2] - grid[:, :1], np.arange(count * heads)
+    inside = _EDGE_OFFSET * step * ((best == 0).astype(float) - (best == _GRID - 1))  # the start, inside its bracket
+    around = [np.take_along_axis(grid, (best + shift).clip(0, _GRID - 1), 1) for shift in (-1, 0, 1)]
+    bracket = [points.ravel() for points in (around[0], around[1] + inside, around[2])]
+    result = elementwise.find_minimum(lambda *at: fit(*at)[0], bracket, args=(rows,), tolerances={"xatol": 1e-10})
+    grid_best = around[1].ravel()
+    is_better = result.success & (result.f_x < fit(grid_best, rows)[0])
+    log_rate = np.where(is_better, result.x, grid_best)
+    fitted = (np.exp(log_rate), *fit(log_rate, rows)[1:])
+    rate, intercept, slope = (values.reshape(count, heads) for values in fitted)
+    return rate, intercept, slope
 
 
 def _evaluate(form: Form, parameters: Mapping[str, float], x: np.ndarray) -> np.ndarray:
