@@ -16,13 +16,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from toeplens.encodings import FrequencyMask, PositionalEncoding, Rotary
+from toeplens.encodings import FrequencyMask, Rotary
 from toeplens.encodings.rotary import Pairing
 from toeplens.lens.kit import separable_keys, terms
 from toeplens.lens.kit.intervals import bootstrap_means
 from toeplens.lens.kit.interventions import Batch, Metric, counted_batches, example_metrics, harm
+from toeplens.lens.kit.rotation import RotaryPairs
 from toeplens.lens.kit.separable_keys import AttentionOptions, SeparableKeys, iter_layer_keys, query_blocks
-from toeplens.lens.kit.toeplitz import Layout, sum_over_keys, to_bhnd
+from toeplens.lens.kit.toeplitz import Layout, check_finite, sequence_ends, sum_over_keys
 from toeplens.lens.kit.trace import AttentionTrace, CountedQueries, LayerTrace, Source
 from toeplens.utils import InputError, choose, invalid
 from toeplens.utils.records import NonNegativeInt, PositiveInt, Record
@@ -44,35 +45,44 @@ class RotaryOffsets(NamedTuple):
 
 @torch.no_grad()
 def rotary_offsets(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B G N d"],
-    pairs: int,
-    lengths: Int[Tensor, "B"] | None = None,
+    q: Float[Tensor, "*_B H N d"],
+    k: Float[Tensor, "*_B G N d"],
+    pairs: int | None = None,
+    lengths: Int[Tensor, "_B"] | None = None,
     *,
-    pairing: Pairing,
+    rotation: RotaryPairs | Tensor | None = None,
+    pairing: Pairing | None = None,
+    rotated: bool = False,
     layout: Layout | None = None,
 ) -> RotaryOffsets:
     """How fixed the angle between queries and keys is, pair by pair (after Jonasson 2025, arXiv 2503.01832; float64).
 
     The paper calls pairs with large values in queries and keys at a fixed angle rotary offset features; the measure is
-    ours. ``pairs`` is the number of rotated pairs; the other arguments are as in `toeplens.lens.behaviour`. Raises
-    `InputError` for shapes that do not fit.
+    ours. Arguments are as in `toeplens.lens.behaviour`; the frequencies are needed only for rotated queries and keys,
+    so ``pairs``, the number of rotated pairs from the first dimension on, may take the place of ``rotation``. Raises
+    `InputError` for shapes that do not fit and numbers that are not finite.
     """
-    q, k = to_bhnd(q, k, layout, required=True)
-    if not 0 <= 2 * pairs <= q.shape[-1] or q.shape[1] % k.shape[1]:
-        raise invalid("pairs", f"fit the dimensions of q {list(q.shape)} and k {list(k.shape)}", pairs)
-    order = terms.pair_numbers(pairs, pairing, q.device).argsort(stable=True)
-    present = torch.ones(len(q), q.shape[2], dtype=torch.float64, device=q.device)
-    if lengths is not None:
-        present = (torch.arange(q.shape[2], device=q.device) < lengths.to(q.device).unsqueeze(1)).double()
-    weight = (present / present.sum())[:, None, None, :]
-    means, sizes = [], []
-    for x in (q[..., order].double(), k[..., order].double()):
-        means.append(torch.view_as_complex((weight @ x).sum((0, 2)).unflatten(-1, (-1, 2))))
-        sizes.append((weight @ (x[..., 0::2].square() + x[..., 1::2].square()).sqrt()).sum((0, 2)))
-    group = torch.arange(q.shape[1], device=q.device) // (q.shape[1] // k.shape[1])
-    strength = means[0].abs() * means[1].abs()[group] / (sizes[0] * sizes[1][group])
-    return RotaryOffsets(strength, (means[0] * means[1][group].conj()).angle())
+    if (pairs is None) == (rotation is None) or (rotated and rotation is None):
+        raise InputError("rotation must be set, or pairs for q and k before the rotation.")
+    if pairs is not None:
+        if not 0 <= 2 * pairs <= q.shape[-1]:
+            raise invalid("pairs", f"fit the dimensions of q {list(q.shape)}", pairs)
+        rotation = torch.zeros(pairs)
+    options = AttentionOptions(rotation=rotation, pairing=pairing, rotated=rotated, layout=layout)
+    q, k, options = separable_keys.prepare_tensors(q, k, options)
+    assert isinstance(options.rotation, RotaryPairs)
+    first, second = terms.pairs_index(options.rotation.groups(q.device), options.rotation.num_pairs)
+    present = torch.arange(q.shape[-2], device=q.device) < sequence_ends(lengths, q).unsqueeze(1)
+    sums, sizes = [], []
+    for name, x in (("q", q), ("k", k)):
+        x = terms.zero_padding(x.double().reshape(-1, *x.shape[-3:]), present)
+        check_finite(x.sum(), **{name: x})
+        pairs_of_x = torch.complex(x[..., first], x[..., second])
+        sums.append(pairs_of_x.sum((0, 2)))
+        sizes.append(pairs_of_x.abs().sum((0, 2)))
+    group = torch.arange(q.shape[-3], device=q.device) // (q.shape[-3] // k.shape[-3])
+    strength = sums[0].abs() * sums[1].abs()[group] / (sizes[0] * sizes[1][group])
+    return RotaryOffsets(strength, (sums[0] * sums[1][group].conj()).angle())
 
 
 _MAX_ELEMENTS = 1 << 19  # target size of a working tensor [sequences, heads, positions, dimensions]
@@ -185,27 +195,26 @@ def frequency_use(
     """
     options = AttentionOptions(**arguments)
     if not isinstance(q, Tensor):
-        options.require_trace_alone(k)
+        options.require_trace_alone(q, k)
         if isinstance(q, LayerTrace):
             return _use_of_layer(q, options.counted)
         results = [_use_of_layer(layer, options.counted) for layer in q]
         num_pairs = max(use.frequencies.shape[-1] for use in results)
         return _stack_uses(tuple(q.layers), [_pad_pairs(use, num_pairs) for use in results])
-    if k is not None:
-        q, k, options = separable_keys.options_to_bhnd(q, k, options)
+    q, k, options = separable_keys.prepare_tensors(q, k, options)
     [(_, _, keys)] = iter_layer_keys(q, k, options)
     rotation = options.rotation
     if not isinstance(keys, SeparableKeys):
         raise terms.NotSeparable(
             f"rotation: logits of {type(rotation).__name__} are not a sum over pairs of dimensions and a bias."
         )
-    assert k is not None
-    if isinstance(rotation, PositionalEncoding):  # the frequencies for sequences of this length
-        encoding, rotation = rotation, None
-        if isinstance(encoding, Rotary):
-            rotation = encoding.frequencies_at(torch.arange(q.shape[-2], device=encoding.frequencies.device))
+    frequencies = None
+    if isinstance(rotation, RotaryPairs):
+        frequencies = rotation.frequencies.to(q.device)
+    elif isinstance(rotation, Rotary):  # the frequencies for sequences of this length
+        frequencies = rotation.frequencies_at(torch.arange(q.shape[-2], device=rotation.frequencies.device))
     is_matrix = q.ndim == 2
-    use = _compute_use(keys, *((q[None], k[None]) if is_matrix else (q, k)), rotation)
+    use = _compute_use(keys, *((q[None], k[None]) if is_matrix else (q, k)), frequencies)
     return _stack_uses((), [use], lambda results: results[0][0]) if is_matrix else use
 
 
@@ -235,7 +244,7 @@ def _use_of_layer(layer: LayerTrace, counted: CountedQueries) -> FrequencyUse:
     encoding, name = layer.encoding, type(layer.encoding).__name__
     if encoding.data_dependent or encoding.overrides("transform_logits") or encoding.overrides("transform_weights"):
         raise terms.NotSeparable(f"encoding: logits of {name} are not a sum over pairs of dimensions and a bias.")
-    rotation = terms.rotation_of(layer)
+    rotation = terms.pair_rotation(layer)
     [(_, _, keys)] = iter_layer_keys(layer, None, AttentionOptions(split="none", counted=counted))
     if not isinstance(keys, SeparableKeys) or (rotation is None and keys.num_pairs):
         problem = "does not rotate pairs of dimensions by a function of the offset only"
