@@ -70,7 +70,8 @@ def rotary_offsets(
         rotation = torch.zeros(pairs)
     options = AttentionOptions(rotation=rotation, pairing=pairing, rotated=rotated, layout=layout)
     q, k, options = separable_keys.prepare_tensors(q, k, options)
-    assert isinstance(options.rotation, RotaryPairs)
+    if not isinstance(options.rotation, RotaryPairs):
+        raise invalid("rotation", "be frequencies, or come from lens.rope or lens.rotation_of", options.rotation)
     first, second = terms.pairs_index(options.rotation.groups(q.device), options.rotation.num_pairs)
     present = torch.arange(q.shape[-2], device=q.device) < sequence_ends(lengths, q).unsqueeze(1)
     sums, sizes = [], []
@@ -185,9 +186,9 @@ def frequency_use(
     Exact, in O(N d^2) time per head, in float64, over all visible pairs of all sequences.
 
     Arguments
-        q          [..., H, N, d] queries, or [N, d], before any rotation; or an `AttentionTrace` or one of its layers,
+        q          [..., H, N, d] queries, or [N, d], before the rotation; or an `AttentionTrace` or one of its layers,
                    from which the rest is read
-        k          [..., G, N, d] keys, before any rotation; head h reads key head h // (H / G). Or [N, d]
+        k          [..., G, N, d] keys, before the rotation; head h reads key head h // (H / G). Or [N, d]
         arguments  as in `toeplens.lens.behaviour`
 
     Raises `InputError` for tensors that do not fit or are not finite, and its subclass `NotSeparable` for encodings

@@ -65,19 +65,22 @@ def _as_pairs(call: AttentionCall, model: Any, name: str) -> RotaryPairs:
         raise InputError(f"layer: how {name} rotates queries and keys is not known. {call.module}: {call.unknown}")
     if rotation is None:
         raise InputError(f"layer: {name} does not rotate queries and keys.")
-    first, count = int(rotation.pairs.min()), len(rotation.pairs)
-    dimensions = first + torch.arange(2 * count, device=rotation.pairs.device)
-    layouts: dict[Pairing, Tensor] = {"half": dimensions.view(2, -1).T, "interleaved": dimensions.view(-1, 2)}
-    before, after = (
-        next((name for name, pairs in layouts.items() if torch.equal(pairs, x)), None)
-        for x in (rotation.pairs, rotation.after)
-    )
+    first, before, after = int(rotation.pairs.min()), _pairing_of(rotation.pairs), _pairing_of(rotation.after)
     size, allowed = float(rotation.magnitudes.mean()), tolerance(call.q.dtype)
     if before is None or after is None or bool(((rotation.magnitudes - size).abs() > allowed).any()):
         raise InputError(f"layer: {name} rotates queries and keys, but not pairs of neighbouring dimensions equally.")
     frequencies = _table_values(model, rotation.frequencies, allowed / call.q.shape[2])
     size = 1.0 if abs(size - 1) <= max(_MAGNITUDE_ROUNDING, torch.finfo(call.q.dtype).eps) else size
-    return RotaryPairs(frequencies, before, call.q.shape[-1], first, size, None if before == after else after)
+    reordered, (_, heads, _, width) = None if before == after else after, call.q.shape
+    return RotaryPairs(frequencies, before, width, first, size, reordered, heads)
+
+
+def _pairing_of(pairs: Int[Tensor, "n 2"]) -> Pairing | None:
+    """How pairs are arranged in a range of dimensions; None if they do not fill one."""
+    dimensions = pairs.min() + torch.arange(pairs.numel(), device=pairs.device)
+    if torch.equal(pairs, dimensions.view(2, -1).T):
+        return "half"
+    return "interleaved" if torch.equal(pairs, dimensions.view(-1, 2)) else None
 
 
 def _table_values(model: Any, measured: Float[Tensor, "n"], allowed: float) -> Float[Tensor, "n"]:

@@ -31,6 +31,7 @@ class RotaryPairs:
     first          the first rotated dimension; those outside of ``first`` .. ``first`` + 2n - 1 are not rotated
     magnitude      m, for queries and for keys; 1 except for scaled rotations such as YaRN's
     pairing_after  which dimensions form a pair after the rotation (default: ``pairing``); DeepSeek-V3 reorders them
+    num_heads      heads of the layer's queries, if known: then [B, N, H, d] is not taken for [B, H, N, d]
 
     Raises `InputError` for frequencies that do not fit the head or are not finite.
     """
@@ -41,6 +42,7 @@ class RotaryPairs:
     first: int = 0
     magnitude: float = 1.0
     pairing_after: Pairing | None = None
+    num_heads: int | None = None
 
     def __post_init__(self) -> None:
         choose("pairing", self.pairing, get_args(Pairing))

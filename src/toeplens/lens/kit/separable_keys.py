@@ -281,11 +281,9 @@ def prepare_tensors(q: Tensor, k: Tensor | None, options: AttentionOptions) -> t
     if options.counted != "all":
         raise InputError(f"counted must not be set for tensors, got {options.counted!r}.")
     rotation, k_position, layout = options.rotation, options.k_position, options.layout
-    if layout is None and isinstance(rotation, PositionalEncoding) and q.ndim > 2:
-        layout = "bhnd" if q.shape[-3] == rotation.num_heads else None  # the encoding knows the number of heads
     if layout == "bnhd" and k_position is not None and k_position.ndim > 2:
         k_position = k_position.transpose(-3, -2)
-    q, k = to_bhnd(q, k, layout, required=rotation is not None)
+    q, k = to_bhnd(q, k, layout, required=rotation is not None, num_heads=getattr(rotation, "num_heads", None))
     if options.rotated and (rotation is None or isinstance(rotation, PositionalEncoding)):
         raise InputError("rotated must be False without a rotation by frequencies.")
     if options.rotated and k_position is not None:

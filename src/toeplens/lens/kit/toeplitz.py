@@ -207,11 +207,13 @@ def toeplitz_profile(
 
     Raises `InputError` for shapes that do not fit, no positions, and numbers that are not finite.
     """
-    q, k = to_bhnd(q, k, layout)
+    q, k = to_bhnd(q, k, layout, required=rotation is not None, num_heads=getattr(rotation, "num_heads", None))
     is_matrix = q.ndim == 2
-    if rotation is not None and not rotated:
+    if rotation is not None:
+        if not isinstance(rotation, RotaryPairs):
+            raise invalid("rotation", "come from lens.rope or lens.rotation_of", rotation)
         rotation = as_rotation(rotation, None, q)
-        q, k = rotation.rotate(q), rotation.rotate(k)
+        q, k = (q, k) if rotated else (rotation.rotate(q), rotation.rotate(k))
     if is_matrix:
         q, k = q[None], k[None]
     lead, size = q.shape[:-2], q.shape[-2]
@@ -356,11 +358,14 @@ def diagonal_sums(rows: Tensor) -> Tensor:
     return padded[..., : count * width].unflatten(-1, (count, width)).sum(-2)
 
 
-def to_bhnd(q: Tensor, k: Tensor | None, layout: Layout | None, *, required: bool = False) -> tuple[Tensor, Tensor]:
+def to_bhnd(
+    q: Tensor, k: Tensor | None, layout: Layout | None, *, required: bool = False, num_heads: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Queries and keys as [..., H, N, d] and [..., G, N, d], from either layout; by default this one.
 
-    That is doubtful for more heads than tokens: it causes a warning, or an `InputError` if a layout is ``required``.
-    Raises `InputError` for tensors that do not fit.
+    That is doubtful for more heads than tokens, and for as many tokens as the model has heads (``num_heads``, if
+    known): it causes a warning, or an `InputError` if a layout is ``required``. Raises `InputError` for tensors that do
+    not fit.
     """
     for name, x in (("q", q), ("k", k)):
         if not isinstance(x, Tensor):
@@ -368,7 +373,7 @@ def to_bhnd(q: Tensor, k: Tensor | None, layout: Layout | None, *, required: boo
     assert k is not None
     if layout is not None:
         choose("layout", layout, get_args(Layout))
-    elif q.ndim > 2 and q.shape[-3] > q.shape[-2] > 0:
+    elif q.ndim > 2 and q.shape[-3] != num_heads and (q.shape[-3] > q.shape[-2] > 0 or q.shape[-2] == num_heads):
         heads, tokens = q.shape[-3:-1]
         message = (
             f"layout must be 'bhnd' for {heads} heads and {tokens} tokens, or 'bnhd' for {tokens} heads and {heads} "
