@@ -71,7 +71,8 @@ def _as_pairs(call: AttentionCall, model: Any, name: str) -> RotaryPairs:
         raise InputError(f"layer: {name} rotates queries and keys, but not pairs of neighbouring dimensions equally.")
     frequencies = _table_values(model, rotation.frequencies, allowed / call.q.shape[2])
     size = 1.0 if abs(size - 1) <= max(_MAGNITUDE_ROUNDING, torch.finfo(call.q.dtype).eps) else size
-    reordered, (_, heads, _, width) = None if before == after else after, call.q.shape
+    _, heads, _, width = call.q.shape
+    reordered = None if before == after else after
     return RotaryPairs(frequencies, before, width, first, size, reordered, heads)
 
 

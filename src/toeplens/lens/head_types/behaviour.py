@@ -93,7 +93,7 @@ def behaviour(
                     but not its scale, and what it adds at the input must already be in q and k
         pairing     which dimensions form a pair, required with frequencies only: ``half`` t and t + n (Llama, Qwen,
                     Gemma), ``interleaved`` 2t and 2t + 1 (the RoPE paper, GPT-J)
-        rotated     q and k are after the rotation, of consecutive positions; it is undone (default: False)
+        rotated     q and k are after the rotation, at the positions 0 .. N-1; it is undone (default: False)
         layout      ``bhnd`` for q and k as above (default), or ``bnhd`` for [..., N, H, d], as in TransformerLens.
                     Required with frequencies if q has more heads than tokens
         bias        [D] or [H, D] by offset, for the offsets 0 .. N-1 if causal, otherwise -(N-1) .. N-1; or a 4-D table
