@@ -45,8 +45,8 @@ class RotaryOffsets(NamedTuple):
 
 @torch.no_grad()
 def rotary_offsets(
-    q: Float[Tensor, "*_B H N d"],
-    k: Float[Tensor, "*_B G N d"],
+    q: Float[Tensor, "*_B _H _N _d"],
+    k: Float[Tensor, "*_B2 _H2 _N _d"],
     pairs: int | None = None,
     lengths: Int[Tensor, "_B"] | None = None,
     *,

@@ -26,7 +26,7 @@ class _LayerReached(Exception):
     """Ends the pass at the layer."""
 
 
-def read_rotation(model: Any, layer: int, tokens: Int[Tensor, "B N"] | None, side: Side | None) -> RotaryPairs:
+def read_rotation(model: Any, layer: int, tokens: Int[Tensor, "*_B N"] | None, side: Side | None) -> RotaryPairs:
     """See `toeplens.lens.rotation_of`."""
     loaded, calls = open_model(model), list[AttentionCall]()
     model, name = loaded.model, type(loaded.model).__name__

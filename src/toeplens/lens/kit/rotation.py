@@ -112,7 +112,7 @@ def rope(*, dim: int, layout: Pairing, base: float = 10000.0, rotary_dim: int | 
 def rotation_of(
     model: Any,
     layer: int,
-    tokens: Int[Tensor, "B N"] | None = None,
+    tokens: Int[Tensor, "*_B N"] | None = None,
     *,
     side: Literal["encoder", "decoder"] | None = None,
 ) -> RotaryPairs:
@@ -125,8 +125,8 @@ def rotation_of(
     Arguments
         model   a `transformers.PreTrainedModel`, or its name or directory
         layer   from 0; only layers with attention count
-        tokens  for the pass (default: 64 different tokens). Needed if the rotation depends on the length of the text,
-                as with the scalings ``dynamic`` and ``longrope``
+        tokens  [B, N] or [N], for the pass (default: 64 different tokens). Needed if the rotation depends on the length
+                of the text, as with the scalings ``dynamic`` and ``longrope``
         side    of an encoder-decoder model
 
     Raises `InputError` that says why if the layer has no rotation, or one that is not known to be of this form.
