@@ -23,12 +23,12 @@ _MAGNITUDE_ROUNDING = 1e-5  # a magnitude this close to 1 is 1, or closer than i
 
 
 class _LayerReached(Exception):
-    """Ends the pass at the layer."""
+    """Ends the pass at the layer; its argument is the layer's call."""
 
 
 def read_rotation(model: Any, layer: int, tokens: Int[Tensor, "*_B N"] | None, side: Side | None) -> RotaryPairs:
     """See `toeplens.lens.rotation_of`."""
-    loaded, calls = open_model(model), list[AttentionCall]()
+    loaded = open_model(model)
     model, name = loaded.model, type(loaded.model).__name__
     is_encoder_decoder = bool(model.config.is_encoder_decoder)
     if is_encoder_decoder or side is not None:
@@ -40,22 +40,23 @@ def read_rotation(model: Any, layer: int, tokens: Int[Tensor, "*_B N"] | None, s
         tokens = loaded.vocabulary // 4 + count % max(1, loaded.vocabulary // 2)  # special tokens are at the ends
     inputs = {"input_ids": torch.atleast_2d(torch.as_tensor(tokens)).to(device_of(model))}
     inputs |= {"decoder_input_ids": inputs["input_ids"]} if is_encoder_decoder else {}
+    layers: list[int] = []
 
     def on_layer(call: AttentionCall) -> None:
         if call.kind == "self" and side in (None, call.side):
-            calls.append(call)
+            layers.append(call.layer)
             if call.layer == layer:
-                raise _LayerReached
+                raise _LayerReached(call)
 
     try:
         capture_attention(model, inputs, on_layer)
-    except _LayerReached:
-        return _as_pairs(calls[-1], model, f"layer {layer} of {name}")
+    except _LayerReached as reached:
+        return _as_pairs(reached.args[0], model, f"layer {layer} of {name}")
     except Exception as error:
         if isinstance(error, ToeplensError) or is_out_of_memory(error) or not is_library_error(error):
             raise
         raise InputError(f"model: {name} does not run on these tokens: {error_summary(error)}.") from error
-    raise invalid("layer", f"be from 0 to {len(calls) - 1}, the layers of {name} with attention", layer)
+    raise invalid("layer", f"be from 0 to {len(layers) - 1}, the layers of {name} with attention", layer)
 
 
 def _as_pairs(call: AttentionCall, model: Any, name: str) -> RotaryPairs:
