@@ -84,8 +84,8 @@ def print_probe(record: ProbeRecord) -> None:
     print_table("Loss and accuracy (95% intervals)", columns, rows)
 
 
-def weight_notes(about: Mapping[str, Any]) -> Iterator[str]:
-    """Notes on weights missing from the checkpoint and on weights that the model does not use."""
+def model_notes(about: Mapping[str, Any]) -> Iterator[str]:
+    """Notes on weights missing from the checkpoint, weights that the model does not use, and the tokenizer."""
 
     def list_weights(weights: Sequence[str]) -> str:
         return f"{len(weights)} ({', '.join(weights[:_MAX_WEIGHTS])}{', ...' if len(weights) > _MAX_WEIGHTS else ''})"
@@ -95,13 +95,13 @@ def weight_notes(about: Mapping[str, Any]) -> Iterator[str]:
         yield f"random weights, missing from the checkpoint: {list_weights(missing)}; {warning}"
     if unused := about.get("unused_weights"):
         yield f"unused weights of the checkpoint: {list_weights(unused)}"
+    if bos := about.get("unused_bos"):
+        yield f"text: the tokenizer has a beginning-of-text token, {bos}, but does not add it to sequences"
 
 
 def audit_notes(audit: Audit) -> Iterator[str]:
     """Notes on an audit, one line each."""
-    yield from weight_notes(audit.about)
-    if bos := audit.about.get("unused_bos"):
-        yield f"text: the tokenizer has a beginning-of-text token, {bos}, but does not add it to sequences"
+    yield from model_notes(audit.about)
     if "no_effects" in audit.about:
         yield f"no effects: {audit.about['no_effects']}"
     elif audit.check is not None:
@@ -178,7 +178,7 @@ def audit_all(
         _print_models(audits.succeeded)
         for outcome in audits.succeeded:
             reason = outcome.about.get("no_effects")
-            for line in (*weight_notes(outcome.about), *([] if reason is None else [f"no effects: {reason}"])):
+            for line in (*model_notes(outcome.about), *([] if reason is None else [f"no effects: {reason}"])):
                 echo(f"{outcome.name}: {line}")
         echo(f"pages: {directory / '*' / report.PAGE}")
     for outcome in audits.failed:

@@ -38,10 +38,11 @@ from toeplens.lens.gradients import (
     seed_strength,
 )
 from toeplens.lens.head_types.behaviour import Behaviour, PermutationScores, behaviour, permutation_scores
-from toeplens.lens.head_types.patterns import Patterns, PatternSums, RetrievalScores, retrieval
+from toeplens.lens.head_types.patterns import Patterns, PatternSums, RetrievalScores, patterns, retrieval
 from toeplens.lens.kit.intervals import Estimate, bootstrap_means, mean_over_seeds
 from toeplens.lens.kit.interventions import AblationCache, Batch
 from toeplens.lens.kit.position import Split, position_means, position_parts
+from toeplens.lens.kit.rotation import RotaryPairs, rope, rotation_of
 from toeplens.lens.kit.terms import NotSeparable, TermShares
 from toeplens.lens.kit.toeplitz import ToeplitzProfile, toeplitz_part, toeplitz_profile
 from toeplens.lens.kit.trace import AttentionTrace, LayerTrace, Source
@@ -98,6 +99,7 @@ __all__ = [
     "Representation",
     "RetrievalScores",
     "RotaryOffsets",
+    "RotaryPairs",
     "SeedStrength",
     "Source",
     "Split",
@@ -123,6 +125,7 @@ __all__ = [
     "margins",
     "mean_over_seeds",
     "neighbour_error",
+    "patterns",
     "permutation_scores",
     "position_means",
     "position_parts",
@@ -130,7 +133,9 @@ __all__ = [
     "positional_drift",
     "representation",
     "retrieval",
+    "rope",
     "rotary_offsets",
+    "rotation_of",
     "sample_heads",
     "seed_strength",
     "sufficient_set",

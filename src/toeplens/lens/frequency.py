@@ -16,13 +16,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from toeplens.encodings import FrequencyMask, PositionalEncoding, Rotary
+from toeplens.encodings import FrequencyMask, Rotary
 from toeplens.encodings.rotary import Pairing
 from toeplens.lens.kit import separable_keys, terms
 from toeplens.lens.kit.intervals import bootstrap_means
 from toeplens.lens.kit.interventions import Batch, Metric, counted_batches, example_metrics, harm
+from toeplens.lens.kit.rotation import RotaryPairs
 from toeplens.lens.kit.separable_keys import AttentionOptions, SeparableKeys, iter_layer_keys, query_blocks
-from toeplens.lens.kit.toeplitz import Layout, sum_over_keys, to_bhnd
+from toeplens.lens.kit.toeplitz import Layout, check_finite, sequence_ends, sum_over_keys
 from toeplens.lens.kit.trace import AttentionTrace, CountedQueries, LayerTrace, Source
 from toeplens.utils import InputError, choose, invalid
 from toeplens.utils.records import NonNegativeInt, PositiveInt, Record
@@ -44,20 +45,24 @@ class RotaryOffsets(NamedTuple):
 
 @torch.no_grad()
 def rotary_offsets(
-    q: Float[Tensor, "B H N d"],
-    k: Float[Tensor, "B G N d"],
-    pairs: int,
-    lengths: Int[Tensor, "B"] | None = None,
+    q: Float[Tensor, "*_B _H _N _d"],
+    k: Float[Tensor, "*_B2 _H2 _N _d"],
+    pairs: int | None = None,
+    lengths: Int[Tensor, "_B"] | None = None,
     *,
-    pairing: Pairing,
+    rotation: RotaryPairs | Tensor | None = None,
+    pairing: Pairing | None = None,
+    rotated: bool = False,
     layout: Layout | None = None,
 ) -> RotaryOffsets:
     """How fixed the angle between queries and keys is, pair by pair (after Jonasson 2025, arXiv 2503.01832; float64).
 
     The paper calls pairs with large values in queries and keys at a fixed angle rotary offset features; the measure is
-    ours. ``pairs`` is the number of rotated pairs; the other arguments are as in `toeplens.lens.behaviour`. Raises
-    `InputError` for shapes that do not fit.
+    ours. Arguments are as in `toeplens.lens.behaviour`; the frequencies are needed only for rotated queries and keys,
+    so ``pairs``, the number of rotated pairs from the first dimension on, may take the place of ``rotation``. Raises
+    `InputError` for shapes that do not fit and numbers that are not finite.
     """
+<<<<<<< HEAD
     q, k = to_bhnd(q, k, layout, required=True)
     if not 0 <= 2 * pairs <= q.shape[-1] or q.shape[1] % k.shape[1]:
         raise invalid("pairs", f"fit the dimensions of q {list(q.shape)} and k {list(k.shape)}", pairs)
@@ -73,6 +78,30 @@ def rotary_offsets(
     group = torch.arange(q.shape[1], device=q.device) // (q.shape[1] // k.shape[1])
     strength = means[0].abs() * means[1].abs()[group] / (sizes[0] * sizes[1][group])
     return RotaryOffsets(strength, (means[0] * means[1][group].conj()).angle())
+=======
+    if (pairs is None) == (rotation is None) or (rotated and rotation is None):
+        raise InputError("rotation must be set, or pairs for q and k before the rotation.")
+    if pairs is not None:
+        if not 0 <= 2 * pairs <= q.shape[-1]:
+            raise invalid("pairs", f"fit the dimensions of q {list(q.shape)}", pairs)
+        rotation = torch.zeros(pairs)
+    options = AttentionOptions(rotation=rotation, pairing=pairing, rotated=rotated, layout=layout)
+    q, k, options = separable_keys.prepare_tensors(q, k, options)
+    if not isinstance(options.rotation, RotaryPairs):
+        raise invalid("rotation", "be frequencies, or come from lens.rope or lens.rotation_of", options.rotation)
+    first, second = terms.pairs_index(options.rotation.groups(q.device), options.rotation.num_pairs)
+    present = torch.arange(q.shape[-2], device=q.device) < sequence_ends(lengths, q).unsqueeze(1)
+    sums, sizes = [], []
+    for name, x in (("q", q), ("k", k)):
+        x = terms.zero_padding(x.double().reshape(-1, *x.shape[-3:]), present)
+        check_finite(x.sum(), **{name: x})
+        pairs_of_x = torch.complex(x[..., first], x[..., second])
+        sums.append(pairs_of_x.sum((0, 2)))
+        sizes.append(pairs_of_x.abs().sum((0, 2)))
+    group = torch.arange(q.shape[-3], device=q.device) // (q.shape[-3] // k.shape[-3])
+    strength = sums[0].abs() * sums[1].abs()[group] / (sizes[0] * sizes[1][group])
+    return RotaryOffsets(strength, (sums[0] * sums[1][group].conj()).angle())
+>>>>>>> t-a
 
 
 _MAX_ELEMENTS = 1 << 17  # target size of a working tensor [sequences, heads, positions, dimensions], for the cache
@@ -175,9 +204,9 @@ def frequency_use(
     Exact, in O(N d^2) time per head, in float64, over all visible pairs of all sequences.
 
     Arguments
-        q          [..., H, N, d] queries, or [N, d], before any rotation; or an `AttentionTrace` or one of its layers,
+        q          [..., H, N, d] queries, or [N, d], before the rotation; or an `AttentionTrace` or one of its layers,
                    from which the rest is read
-        k          [..., G, N, d] keys, before any rotation; head h reads key head h // (H / G). Or [N, d]
+        k          [..., G, N, d] keys, before the rotation; head h reads key head h // (H / G). Or [N, d]
         arguments  as in `toeplens.lens.behaviour`
 
     Raises `InputError` for tensors that do not fit or are not finite, and its subclass `NotSeparable` for encodings
@@ -185,27 +214,26 @@ def frequency_use(
     """
     options = AttentionOptions(**arguments)
     if not isinstance(q, Tensor):
-        options.require_trace_alone(k)
+        options.require_trace_alone(q, k)
         if isinstance(q, LayerTrace):
             return _use_of_layer(q, options.counted)
         results = [_use_of_layer(layer, options.counted) for layer in q]
         num_pairs = max(use.frequencies.shape[-1] for use in results)
         return _stack_uses(tuple(q.layers), [_pad_pairs(use, num_pairs) for use in results])
-    if k is not None:
-        q, k, options = separable_keys.options_to_bhnd(q, k, options)
+    q, k, options = separable_keys.prepare_tensors(q, k, options)
     [(_, _, keys)] = iter_layer_keys(q, k, options)
     rotation = options.rotation
     if not isinstance(keys, SeparableKeys):
         raise terms.NotSeparable(
             f"rotation: logits of {type(rotation).__name__} are not a sum over pairs of dimensions and a bias."
         )
-    assert k is not None
-    if isinstance(rotation, PositionalEncoding):  # the frequencies for sequences of this length
-        encoding, rotation = rotation, None
-        if isinstance(encoding, Rotary):
-            rotation = encoding.frequencies_at(torch.arange(q.shape[-2], device=encoding.frequencies.device))
+    frequencies = None
+    if isinstance(rotation, RotaryPairs):
+        frequencies = rotation.frequencies.to(q.device)
+    elif isinstance(rotation, Rotary):  # the frequencies for sequences of this length
+        frequencies = rotation.frequencies_at(torch.arange(q.shape[-2], device=rotation.frequencies.device))
     is_matrix = q.ndim == 2
-    use = _compute_use(keys, *((q[None], k[None]) if is_matrix else (q, k)), rotation)
+    use = _compute_use(keys, *((q[None], k[None]) if is_matrix else (q, k)), frequencies)
     return _stack_uses((), [use], lambda results: results[0][0]) if is_matrix else use
 
 
@@ -235,7 +263,7 @@ def _use_of_layer(layer: LayerTrace, counted: CountedQueries) -> FrequencyUse:
     encoding, name = layer.encoding, type(layer.encoding).__name__
     if encoding.data_dependent or encoding.overrides("transform_logits") or encoding.overrides("transform_weights"):
         raise terms.NotSeparable(f"encoding: logits of {name} are not a sum over pairs of dimensions and a bias.")
-    rotation = terms.rotation_of(layer)
+    rotation = terms.pair_rotation(layer)
     [(_, _, keys)] = iter_layer_keys(layer, None, AttentionOptions(split="none", counted=counted))
     if not isinstance(keys, SeparableKeys) or (rotation is None and keys.num_pairs):
         problem = "does not rotate pairs of dimensions by a function of the offset only"

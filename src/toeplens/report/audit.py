@@ -480,7 +480,7 @@ def _notes(audit: Audit) -> Iterator[str]:
     if unused := audit.about.get("unused_weights"):
         yield f"Unused weights of the checkpoint ({len(unused)}): {_first_names(unused)}."
     if token := audit.about.get("unused_bos"):
-        yield f"The tokenizer has a beginning-of-sequence token, {token}, but does not add it to sequences."
+        yield f"The tokenizer has a beginning-of-text token, {token}, but does not add it to sequences."
     if not audit.effect:
         yield sentences.effects_text(audit)
 

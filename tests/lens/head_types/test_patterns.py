@@ -209,6 +209,80 @@ def test_sums_in_float32_are_those_in_float64() -> None:
         np.testing.assert_allclose(getattr(narrow, name), getattr(wide, name), rtol=66 * 2.0**-24, err_msg=name)
 
 
+@given(
+    seed=st.integers(0, 999),
+    kind=st.sampled_from(["all", "causal", "window", "padded"]),
+    sink=st.booleans(),
+    words=st.sampled_from([0, 3]),
+    length=st.integers(2, 9),
+    told=st.booleans(),
+)
+def test_patterns_of_weights_match_plain_loops(
+    *, seed: int, kind: str, sink: bool, words: int, length: int, told: bool
+) -> None:
+    """float64, 1e-9; which keys a query sees is said or, but for windows and padding, found."""
+    mask = masks(kind, (3, 2, length, length))
+    logits, weights = random_attention(seed, (3, 2, length, length), mask, sink)
+    tokens = torch.randint(0, words, (3, length), generator=torch.Generator().manual_seed(seed)) if words else None
+    options: dict[str, Any] = {"sink": sink, "causal": kind != "all" if told else None}
+    options |= {"window": {"window": 3}, "padded": {"lengths": torch.tensor([length, max(1, length // 2), 0])}}.get(
+        kind, {}
+    )
+    weights = weights.masked_fill(~mask, 0)
+    if kind == "padded":  # whatever padding attends to
+        logits = logits.masked_fill(torch.arange(length)[:, None] >= options["lengths"][:, None, None, None], -math.inf)
+    found = patterns.patterns(weights, tokens, **options)
+    expected = reference_scores(logits, weights.masked_fill(~logits.isfinite(), 0), tokens, False)
+    assert_scores_equal(found, expected | dict.fromkeys(("toeplitz", "toeplitz_variance"), np.full(2, math.nan)))
+    if kind != "padded":
+        one = patterns.patterns(weights[0], None if tokens is None else tokens[0], **options)
+        assert_scores_equal(
+            one, vars(patterns.patterns(weights[:1], None if tokens is None else tokens[:1], **options))
+        )
+
+
+W = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0)).softmax(-1)
+CAUSAL = W.tril() / W.tril().sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_weights_may_be_rounded_to_their_dtype_or_to_one_that_they_had_before(dtype: torch.dtype) -> None:
+    """Of 4000 keys, 64 queries at a time; but no more than that."""
+    logits = 3 * torch.randn(1, 2, 4000, 4000, generator=torch.Generator().manual_seed(0))
+    weights = logits.softmax(-1).to(dtype)
+    for x in (weights, weights.float()) if dtype.itemsize < 4 else (weights,):
+        assert np.isfinite(patterns.patterns(x).entropy).all()
+    with pytest.raises(InputError, match=r"^weights must sum to 1 over the keys"):
+        patterns.patterns(weights.double() * (1 + 4 * torch.finfo(dtype).eps + 2e-5))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"weights": 0.9 * W}, r"weights must sum to 1 over the keys of each query, .*, got 0.9 to 0.9\.$"),
+        ({"weights": W.transpose(1, 2)}, r"weights must be a torch.Tensor of shape \[B, H, N, N\] or \[H, N, N\], got"),
+        ({"weights": W.mT}, "weights must sum to 1 over the keys"),
+        ({"weights": 1.1 * W, "sink": True}, "weights must sum to 1 .*or less with sink"),
+        ({"weights": 2 * W - 1 / 6}, "weights must be finite and at least 0"),
+        ({"weights": W / 0}, "weights must be finite and at least 0"),
+        ({"causal": True}, "weights must be 0 on keys that a query does not see"),
+        ({"weights": CAUSAL, "window": 3}, "weights must be 0 on keys that a query does not see"),
+        ({"lengths": torch.tensor([6, 4])}, "weights must be 0 on keys that a query does not see"),
+        ({"lengths": torch.tensor([6])}, "lengths must have shape"),
+        ({"window": 0}, "window must be at least 1"),
+        (
+            {"tokens": torch.zeros(2, 5, dtype=torch.long)},
+            r"tokens must have shape \[2, 6\], got int64 of shape \[2, 5\]",
+        ),
+        ({"weights": W.log()}, "weights must be finite and at least 0"),
+    ],
+)
+@wrong_types
+def test_what_is_no_attention_is_refused_in_one_sentence(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=f"^{sentence}"):
+        patterns.patterns(**{"weights": W} | change)
+
+
 def test_a_token_is_not_its_own_copy() -> None:
     """Key i + 1, seen where attention goes both ways, follows token i, but no other copy of it."""
     sums = PatternSums(heads=1, queries=4, keys=4, tokens=torch.tensor([[0, 1, 2, 3], [0, 1, 0, 3]]))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -213,6 +214,87 @@ def test_a_missing_bos_token_is_reported(model: Any) -> None:
     )
     for other in (tokenizer(), none):  # one that adds it, and one that has none
         assert "unused_bos" not in audited_with(other).about
+
+
+def python_tokenizer(pattern: str) -> Any:
+    """Letters as tokens, in Python, which returns only the first piece of a long text."""
+    from transformers import PreTrainedTokenizer
+
+    class Letters(PreTrainedTokenizer):
+        vocab = ["<s>", "</s>", *"abcdefghijklmnopqrstuvwxyz"]  # noqa: RUF012
+
+        def get_vocab(self) -> dict[str, int]:
+            return {word: number for number, word in enumerate(self.vocab)}
+
+        def _tokenize(self, text: str, **_: Any) -> list[str]:
+            return [letter for letter in text if letter != " "]
+
+        def _convert_token_to_id(self, token: str) -> int:
+            return self.vocab.index(token)
+
+        def _convert_id_to_token(self, index: int) -> str:
+            return self.vocab[index]
+
+    return Letters(bos_token="<s>", eos_token="</s>", special_tokens_pattern=pattern)
+
+
+def fast_tokenizer(kind: str) -> Any:
+    """With a post-processor that adds the token alone or after another step, or as an option of the tokenizer."""
+    from tokenizers import processors
+
+    made = tokenizer()
+    template = made.backend_tokenizer.post_processor
+    steps = {
+        "template": template,
+        "sequence": processors.Sequence([processors.ByteLevel(trim_offsets=False), template]),
+        "both ends": processors.TemplateProcessing(single="<s> $A <s>", special_tokens=[("<s>", 0)]),
+    }
+    made.backend_tokenizer.post_processor = steps.get(kind, processors.ByteLevel(trim_offsets=False))
+    if kind == "option":
+        made.add_bos_token = True
+    return made
+
+
+KINDS_OF_TOKENIZERS: dict[str, tuple[Callable[[], Any], bool, int]] = {  # whether it adds the token, special tokens
+    **{kind: (partial(fast_tokenizer, kind), True, 1) for kind in ("template", "sequence", "option")},
+    "both ends": (partial(fast_tokenizer, "both ends"), True, 2),
+    "none": (partial(fast_tokenizer, "none"), False, 0),
+    "python": (partial(python_tokenizer, "bos"), True, 1),
+    "python, both ends": (partial(python_tokenizer, "bos_eos"), True, 2),
+    "python, end": (partial(python_tokenizer, "eos"), False, 1),
+    "python, none": (partial(python_tokenizer, "none"), False, 0),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_TOKENIZERS)
+def test_every_sequence_has_the_special_tokens(kind: str) -> None:
+    """As many sequences as asked for, of all its kinds; between special tokens the text's own, in order."""
+    make, adds, special = KINDS_OF_TOKENIZERS[kind]
+    tokens, content = make(), text(3)
+    found = from_texts(tokens, {"novel": content}, 5, 16)
+    assert found.tokens.shape == (5, 16)
+    assert (found.tokens[:, 0] == tokens.bos_token_id).tolist() == [adds] * 5
+    first, last = int(adds), 16 - special + int(adds)
+    own = tokens(content, add_special_tokens=False)["input_ids"]
+    assert found.tokens[:, first:last].flatten().tolist() == own[: 5 * (16 - special)]
+    assert found.tokens[:, last:].tolist() == [tokens("")["input_ids"][first:]] * 5
+    assert found.unused_bos == (None if adds else "<s>")
+
+
+def test_a_token_in_the_text_is_not_one_that_is_added() -> None:
+    """Documents that are joined by it, as by GPT-2's <|endoftext|>."""
+    found = from_texts(fast_tokenizer("none"), {"novel": "sea<s>sun " * 20}, 2, 16)
+    assert bool((found.tokens == 0).any())
+    assert found.unused_bos == "<s>"
+
+
+def test_short_texts_keep_their_special_tokens() -> None:
+    found = from_texts(python_tokenizer("bos"), {"long": "abcdef" * 9, "short": "xyz"}, 3, 16)
+    assert found.lengths == (16, 16, 4)
+    assert found.tokens[:, 0].tolist() == [0, 0, 0]
+    for empty in ("", " "):
+        with pytest.raises(InputError, match="text"):
+            from_texts(python_tokenizer("bos_eos"), {"novel": empty}, 3, 16)
 
 
 def test_an_audit_of_several_texts_covers_all_their_sequences(model: Any, texts_audit: Audit) -> None:

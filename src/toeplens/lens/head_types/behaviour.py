@@ -27,7 +27,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from toeplens.lens.head_types.two_way import two_way_variances
-from toeplens.lens.kit.separable_keys import AttentionOptions, PermutableKeys, iter_layer_keys
+from toeplens.lens.kit.separable_keys import (
+    AttentionOptions,
+    PairwiseLogits,
+    PermutableKeys,
+    SeparableKeys,
+    iter_layer_keys,
+)
+from toeplens.lens.kit.terms import zero_padding
+from toeplens.lens.kit.toeplitz import check_finite
 from toeplens.lens.kit.trace import AttentionTrace, LayerTrace
 from toeplens.utils import InputError, invalid
 from toeplens.utils.records import ApproxShare, ItemType, NonNegative, NonNegativeInt, PositiveInt, Record
@@ -78,13 +86,14 @@ def behaviour(
     logits only the first sequences are used.
 
     Arguments
-        q           [..., H, N, d] queries, or [N, d], before any rotation; or an `AttentionTrace`, or one of its layers
-        k           [..., G, N, d] keys, before any rotation; head h reads key head h // (H / G). Or [N, d]
-        rotation    [n] or [H, n] frequencies, in radians per position, of the first 2 n dimensions. Or an encoding of H
-                    heads of d dimensions: its rotation, pairing and bias are used, but not its scale, and what it adds
-                    at the input must already be in q and k
-        pairing     which dimensions form a pair, required with frequencies: ``half`` t and t + n (Llama, Qwen, Gemma),
-                    ``interleaved`` 2t and 2t + 1 (the RoPE paper, GPT-J)
+        q           [..., H, N, d] queries, or [N, d], before the rotation; or an `AttentionTrace`, or one of its layers
+        k           [..., G, N, d] keys, before the rotation; head h reads key head h // (H / G). Or [N, d]
+        rotation    from `rope` or `rotation_of`. Or [n] or [H, n] frequencies, in radians per position, of the first
+                    2 n dimensions. Or an encoding of H heads of d dimensions: its rotation, pairing and bias are used,
+                    but not its scale, and what it adds at the input must already be in q and k
+        pairing     which dimensions form a pair, required with frequencies only: ``half`` t and t + n (Llama, Qwen,
+                    Gemma), ``interleaved`` 2t and 2t + 1 (the RoPE paper, GPT-J)
+        rotated     q and k are after the rotation, at the positions 0 .. N-1; it is undone (default: False)
         layout      ``bhnd`` for q and k as above (default), or ``bnhd`` for [..., N, H, d], as in TransformerLens.
                     Required with frequencies if q has more heads than tokens
         bias        [D] or [H, D] by offset, for the offsets 0 .. N-1 if causal, otherwise -(N-1) .. N-1; or a 4-D table
@@ -223,6 +232,11 @@ def permutation_scores(
 
 def _score_terms(keys: PermutableKeys, queries: int, permutations: int, seed: int) -> Float[np.ndarray, "Q 2 4 H"]:
     """For each drawn query, of logits and weights: twice both covariances, the sum of variances, the mean square."""
+    present = torch.arange(keys.content.shape[2], device=keys.ends.device) < keys.ends.unsqueeze(1)
+    assert isinstance(keys, SeparableKeys | PairwiseLogits)
+    q = keys.q if isinstance(keys, SeparableKeys) else keys.layer.q
+    tensors = {name: zero_padding(x.double(), present) for name, x in (("q", q), ("k", keys.content))}
+    check_finite(tensors["q"].sum() + tensors["k"].sum(), **tensors)
     rng = np.random.Generator(np.random.Philox(seed))
     num_visible = keys.num_visible().cpu().numpy()
     candidates = np.argwhere(num_visible > 1)

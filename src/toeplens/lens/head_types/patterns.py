@@ -13,11 +13,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from toeplens.lens.kit.toeplitz import ROUNDING, ToeplitzProfile, profile_of
+from toeplens.lens.kit.toeplitz import ROUNDING, ToeplitzProfile, profile_of, sequence_ends
 from toeplens.utils import InputError, invalid
 from toeplens.utils.renamed import renamed
 
 _MAX_LOGITS = 2**20  # logits processed at once; a few megabytes are fastest
+_SOFTMAX_ROUNDINGS = 32  # units in the last place of an exponential
 _COUNT_OF_SUM = {  # sums over queries, and the number of queries by which each is divided
     "entropy": "entropy_queries",
     "first": "first_queries",
@@ -267,6 +268,69 @@ def _tiles(rows: Int[Tensor, "R"], batch: int, heads: int, count: int, keys: int
 def _divisor(x: Float[np.ndarray, "*H"]) -> Float[np.ndarray, "*H"]:
     """A divisor: NaN instead of 0."""
     return np.where(x > 0, x, np.nan)
+
+
+def patterns(
+    weights: Float[Tensor, "*_B H N N"],
+    tokens: Int[Tensor, "*_B N"] | None = None,
+    *,
+    causal: bool | None = None,
+    window: int | None = None,
+    lengths: Int[Tensor, "_B"] | None = None,
+    sink: bool = False,
+) -> Patterns:
+    """The attention pattern of each head from its weights, as an audit measures it.
+
+    The shares ``toeplitz`` and ``toeplitz_variance`` are NaN: they need logits (`toeplitz_profile`).
+
+    Arguments
+        weights  [B, H, N, N] or [H, N, N]: of query i (third dimension) on key j (last), after the softmax
+        tokens   [B, N] or [N] token ids, for ``induction`` and ``duplicate`` (default: these are NaN)
+        causal   query i sees key j only if j <= i (default: whether all weights on later keys are 0)
+        window   query i sees key j only if |i - j| < window, for layers with a sliding window (default: no limit)
+        lengths  [B]: positions from lengths[b] on are padding
+        sink     the model has a sink without a key, so that the weights of a query may sum to less than 1 (gpt-oss)
+
+    Raises `InputError` for weights that are not finite, negative, or on keys that a query does not see, and for queries
+    whose weights do not sum to 1 within the rounding of their dtype.
+    """
+    if not isinstance(weights, Tensor) or weights.ndim not in (3, 4) or weights.shape[-1] != weights.shape[-2]:
+        raise invalid("weights", "be a torch.Tensor of shape [B, H, N, N] or [H, N, N]", weights)
+    weights = weights.unsqueeze(0) if weights.ndim == 3 else weights
+    count, heads, length, _ = weights.shape
+    if tokens is not None and torch.atleast_2d(tokens).shape != (count, length):
+        raise invalid("tokens", f"have shape [{count}, {length}]", tokens)
+    if window is not None and window < 1:
+        raise invalid("window", "be at least 1", window)
+    rows = torch.arange(length, device=weights.device)
+    offsets, present = rows.unsqueeze(1) - rows, rows < sequence_ends(lengths, weights).unsqueeze(1)
+    weights = weights.masked_fill(~present[:, None, :, None], 0)  # those of padding may be anything
+    causal = not weights.triu(1).any() if causal is None else causal
+    visible = (offsets.abs() < (window or length)) & (offsets >= (0 if causal else -length))
+    visible = (visible & present.unsqueeze(1) & present.unsqueeze(2)).unsqueeze(1)
+    if not weights.isfinite().all() or (weights < 0).any():
+        raise InputError("weights must be finite and at least 0.")
+    if weights.masked_fill(visible, 0).any():
+        raise InputError("weights must be 0 on keys that a query does not see by causal, window and lengths.")
+    totals = weights.double().sum(-1).masked_fill(~present.unsqueeze(1), 1)
+    if ((totals - 1 if sink else (totals - 1).abs()) > _rounding_of_sums(weights)).any():
+        got = f"{float(totals.min()):.6g} to {float(totals.max()):.6g}"
+        raise invalid(
+            "weights", "sum to 1 over the keys of each query, the last dimension (or less with sink)", got=got
+        )
+    sums = PatternSums(
+        heads=heads, queries=length, keys=length, tokens=None if tokens is None else torch.atleast_2d(tokens)
+    )
+    sums.add(rows, weights.new_zeros(()).expand_as(weights), weights, visible=visible)
+    return sums.result()
+
+
+def _rounding_of_sums(weights: Float[Tensor, "*B N"]) -> float:
+    """How far rounding may move a sum of weights from 1: that of their dtype or, if they all are numbers of a coarser
+    one, of that; and of a softmax in float32."""
+    dtypes = [x for x in (torch.bfloat16, torch.float16) if torch.equal(weights, weights.to(x).to(weights.dtype))]
+    coarsest, eps = (dtypes or [weights.dtype])[0], torch.finfo(torch.float32).eps
+    return torch.finfo(coarsest).eps + (_SOFTMAX_ROUNDINGS + weights.shape[-1] ** 0.5) * eps
 
 
 class RetrievalScores(NamedTuple):

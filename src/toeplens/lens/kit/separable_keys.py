@@ -17,7 +17,8 @@ from toeplens.encodings import PositionalEncoding, attention_logits
 from toeplens.encodings.rotary import Pairing, Rotary
 from toeplens.lens.kit import terms
 from toeplens.lens.kit.position import known_key_part, position_parts, to_float64
-from toeplens.lens.kit.toeplitz import Layout, is_broadcastable, leading_shape, sequence_ends, to_bhnd
+from toeplens.lens.kit.rotation import RotaryPairs, as_rotation
+from toeplens.lens.kit.toeplitz import Layout, is_broadcastable, sequence_ends, to_bhnd
 from toeplens.lens.kit.trace import AttentionTrace, CountedQueries, LayerTrace
 from toeplens.utils import InputError, choose, invalid
 
@@ -151,8 +152,9 @@ KeySplit = Literal["known", "none", "input", "mean", "ablate"]
 class AttentionOptions:
     """Arguments in addition to queries and keys; see `toeplens.lens.behaviour`."""
 
-    rotation: Tensor | PositionalEncoding | None = None
+    rotation: Tensor | RotaryPairs | PositionalEncoding | None = None
     pairing: Pairing | None = None
+    rotated: bool = False
     layout: Layout | None = None
     bias: Tensor | None = None
     k_position: Tensor | None = None
@@ -164,9 +166,11 @@ class AttentionOptions:
     window: int | None = None
     chunk: int | None = None
 
-    def require_trace_alone(self, k: Tensor | None) -> None:
-        """Refuse arguments that are read from a trace."""
-        for name, value in {"k": k, **vars(self)}.items():
+    def require_trace_alone(self, q: AttentionTrace | LayerTrace, k: Tensor | None) -> None:
+        """Refuse what is no trace, and arguments that are read from a trace."""
+        if not isinstance(q, AttentionTrace | LayerTrace):
+            raise invalid("q", "be a torch.Tensor, an AttentionTrace or one of its layers", q)
+        for name, value in {"k": k, **vars(self), "rotated": self.rotated or None}.items():
             if name not in ("causal", "scale", "split", "counted") and value is not None:
                 raise InputError(f"{name} must not be set with a trace.")
 
@@ -254,7 +258,7 @@ def iter_layer_keys(
 ) -> Iterator[tuple[int, str, PermutableKeys]]:
     """Layer, split and keys: for each layer of a trace, one at a time; for tensors once, as layer -1."""
     if not isinstance(q, Tensor):
-        options.require_trace_alone(k)
+        options.require_trace_alone(q, k)
         choose("split", options.split, get_args(KeySplit))
         if isinstance(q, LayerTrace) and options.split not in ("known", "none"):
             raise invalid("split", "be 'known' or 'none' for a single layer", options.split)
@@ -266,30 +270,36 @@ def iter_layer_keys(
                 part = known_key_part(layer)
                 part, name = (None, "none") if part is None or not part.any() else (part, "input")
             yield layer.layer, name, _keys_from_layer(layer, part, options.counted)
-    elif options.counted != "all":
-        raise InputError(f"counted must not be set for tensors, got {options.counted!r}.")
-    elif k is None:
-        raise InputError("k must be set with q.")
     elif isinstance(options.rotation, PositionalEncoding):
         if options.bias is not None:
             raise InputError("bias must not be set with an encoding.")
-        q, k, options = options_to_bhnd(q, k, options)
+        q, k, options = prepare_tensors(q, k, options)
         bare = replace(options, rotation=None, pairing=None, scale=1.0)
         yield -1, "none", _keys_with_encoding(_keys_from_tensors(q, k, bare), options)
     else:
-        yield -1, "none", _keys_from_tensors(*options_to_bhnd(q, k, options))
+        yield -1, "none", _keys_from_tensors(*prepare_tensors(q, k, options))
 
 
-def options_to_bhnd(q: Tensor, k: Tensor, options: AttentionOptions) -> tuple[Tensor, Tensor, AttentionOptions]:
-    """Queries, keys and other arguments with heads before tokens."""
-    encoding, k_position = options.rotation, options.k_position
-    layout = options.layout
-    if layout is None and isinstance(encoding, PositionalEncoding) and q.ndim > 2:
-        layout = "bhnd" if q.shape[-3] == encoding.num_heads else None  # the encoding knows the number of heads
+def prepare_tensors(q: Tensor, k: Tensor | None, options: AttentionOptions) -> tuple[Tensor, Tensor, AttentionOptions]:
+    """Queries and keys before the rotation, times its magnitude, and other arguments; with heads before tokens."""
+    if options.counted != "all":
+        raise InputError(f"counted must not be set for tensors, got {options.counted!r}.")
+    rotation, k_position, layout = options.rotation, options.k_position, options.layout
     if layout == "bnhd" and k_position is not None and k_position.ndim > 2:
         k_position = k_position.transpose(-3, -2)
-    q, k = to_bhnd(q, k, layout, required=encoding is not None)
-    return q, k, replace(options, layout="bhnd", k_position=k_position)
+    q, k = to_bhnd(q, k, layout, required=rotation is not None, num_heads=getattr(rotation, "num_heads", None))
+    if options.rotated and (rotation is None or isinstance(rotation, PositionalEncoding)):
+        raise InputError("rotated must be False without a rotation by frequencies.")
+    if options.rotated and k_position is not None:
+        raise InputError("k_position must not be set with rotated=True.")
+    if rotation is not None and not isinstance(rotation, PositionalEncoding):
+        rotation = as_rotation(rotation, options.pairing, q)
+        if options.rotated:
+            q, k = (rotation.rotate(x, inverse=True) for x in (q, k))
+        q, k = rotation.scale(q), rotation.scale(k)
+        k_position = None if k_position is None else rotation.scale(k_position)
+        rotation = replace(rotation, magnitude=1.0)
+    return q, k, replace(options, layout="bhnd", rotation=rotation, rotated=False, k_position=k_position)
 
 
 def _keys_with_encoding(bare: SeparableKeys, options: AttentionOptions) -> PermutableKeys:
@@ -330,13 +340,12 @@ def _keys_with_encoding(bare: SeparableKeys, options: AttentionOptions) -> Permu
 
 def _keys_from_tensors(q: Tensor, k: Tensor, options: AttentionOptions) -> SeparableKeys:
     rotation, bias, k_position, causal = options.rotation, options.bias, options.k_position, options.causal
-    assert not isinstance(rotation, PositionalEncoding)
+    assert rotation is None or isinstance(rotation, RotaryPairs)
     for name, size in (("window", options.window), ("chunk", options.chunk)):
         if size is not None and size < 1:
             raise invalid(name, "be at least 1", size)
     if q.ndim == k.ndim == 2:
         q, k = q[None], k[None]
-    leading_shape(q, k)
     heads, length, width = q.shape[-3:]
     ends = sequence_ends(options.lengths, q)
     if k_position is not None:
@@ -347,15 +356,8 @@ def _keys_from_tensors(q: Tensor, k: Tensor, options: AttentionOptions) -> Separ
         if k.ndim != 4:
             k_position = k_position.expand(*k.shape[:-3], *k_position.shape[-3:])
         k_position = k_position.reshape(-1, *k_position.shape[-3:])
-    frequencies = q.new_zeros(1, 0) if rotation is None else rotation
-    frequencies = frequencies.unsqueeze(0) if frequencies.ndim == 1 else frequencies
-    pairs = frequencies.shape[-1]
-    if frequencies.ndim != 2 or len(frequencies) not in (1, heads) or 2 * pairs > width:
-        got = f"shape {list(frequencies.shape)}"
-        raise invalid("rotation", f"have shape [n] or [{heads}, n] with 2n <= {width}", got=got)
-    groups = torch.zeros(width, dtype=torch.long, device=q.device)
-    if rotation is not None:
-        groups[: 2 * pairs] = terms.pair_numbers(pairs, options.pairing, q.device)
+    rotation = RotaryPairs(q.new_zeros(0), "half", width) if rotation is None else rotation
+    groups, frequencies = rotation.groups(q.device), torch.atleast_2d(rotation.frequencies.to(q.device))
     table = None
     if bias is not None and bias.ndim == 4:
         bias, table = None, bias
@@ -368,7 +370,7 @@ def _keys_from_tensors(q: Tensor, k: Tensor, options: AttentionOptions) -> Separ
         offsets = length if causal else 2 * length - 1
         if bias.ndim != 2 or len(bias) not in (1, heads) or bias.shape[1] != offsets:
             raise invalid("bias", f"have shape [{offsets}] or [{heads}, {offsets}]", got=f"shape {list(bias.shape)}")
-    phases = torch.arange(length, device=q.device).double().unsqueeze(-1) * frequencies.double().unsqueeze(-2)
+    phases = torch.arange(length, device=q.device).double().unsqueeze(-1) * frequencies.unsqueeze(-2)
     phase_factors = torch.polar(torch.ones_like(phases), -phases)
     return SeparableKeys(
         q=terms.rotate_pairs((q.double() * options.scale).reshape(-1, *q.shape[-3:]), groups, phase_factors.conj()),
@@ -444,7 +446,7 @@ def _rotation_factors(layer: LayerTrace) -> tuple[Int[Tensor, "d"], Complex[Tens
     if not isinstance(encoding, Rotary) or encoding.is_per_sequence(layer.positions):
         return None
     pairs = encoding.frequencies.shape[-1]
-    groups = terms.groups_of(encoding, width, groups.device)
+    groups = terms.encoding_groups(encoding, width, groups.device)
     if groups is None:
         return None
     first, second = terms.pairs_index(groups, pairs)

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import get_args
 
 import torch
 from jaxtyping import Bool, Complex, Float, Int
@@ -19,10 +18,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from toeplens.encodings import Rotary
-from toeplens.encodings.rotary import Pairing
+from toeplens.lens.kit.rotation import groups_of
 from toeplens.lens.kit.toeplitz import ToeplitzProfile, sum_over_keys, toeplitz_profile, windowed_inner_product
 from toeplens.lens.kit.trace import CountedQueries, LayerTrace
-from toeplens.utils import InputError, choose, invalid
+from toeplens.utils import InputError
 
 
 class NotSeparable(InputError):
@@ -60,26 +59,6 @@ def rotate_pairs(
     return rotated
 
 
-def pair_numbers(pairs: int, pairing: Pairing | None, device: torch.device) -> Int[Tensor, "two_n"]:
-    """The pair, from 1, that each rotated dimension belongs to; no default, as a wrong pairing gives wrong numbers."""
-    if pairing is None:
-        allowed = "'half' (dimensions t and t + n, as in Llama) or 'interleaved' (2t and 2t + 1, as in GPT-J)"
-        raise invalid("pairing", f"be {allowed} with a rotation by frequencies", None)
-    numbers = torch.arange(1, pairs + 1, device=device)
-    half = choose("pairing", pairing, get_args(Pairing)) == "half"
-    return numbers.repeat(2) if half else numbers.repeat_interleave(2)
-
-
-def groups_of(encoding: Rotary, width: int, device: torch.device) -> Int[Tensor, "d"] | None:
-    """The pair, from 1, of each of ``width`` dimensions, 0 where it is not rotated; None if the pairs do not fit."""
-    count = encoding.frequencies.shape[-1]
-    if encoding.first + 2 * count > width:
-        return None
-    groups = torch.zeros(width, dtype=torch.long, device=device)
-    groups[encoding.first : encoding.first + 2 * count] = pair_numbers(count, encoding.pairing, device)
-    return groups
-
-
 @dataclass(frozen=True)
 class PairRotation:
     """An encoding that rotates pairs of dimensions, so that a logit is Re sum_t q_t conj(k_t) kernel_t(i - j).
@@ -112,7 +91,13 @@ class PairRotation:
         return rotate_pairs(q, self.groups, mean.unsqueeze(-2))
 
 
-def rotation_of(layer: LayerTrace) -> PairRotation | None:
+def encoding_groups(encoding: Rotary, width: int, device: torch.device) -> Int[Tensor, "d"] | None:
+    """The pair of each of ``width`` dimensions, as in `groups_of`; None if the pairs do not fit."""
+    pairs, first = encoding.frequencies.shape[-1], encoding.first
+    return None if first + 2 * pairs > width else groups_of(pairs, encoding.pairing, width, first, device)
+
+
+def pair_rotation(layer: LayerTrace) -> PairRotation | None:
     """The rotation of a layer's encoding; None unless it rotates pairs by a function of the offset.
 
     Some pairs are checked: for random queries and keys the kernel must give the encoding's own products.
@@ -121,7 +106,7 @@ def rotation_of(layer: LayerTrace) -> PairRotation | None:
     if not isinstance(encoding, Rotary) or encoding.axes > 1 or not layer.is_consecutive:
         return None
     frequencies = encoding.frequencies_at(layer.positions)
-    groups = groups_of(encoding, width, device)
+    groups = encoding_groups(encoding, width, device)
     at_0 = encoding.kernel(torch.zeros(1, dtype=torch.long, device=device))
     if frequencies.ndim > 2 or groups is None or at_0 is None:
         return None
@@ -328,7 +313,7 @@ class LayerTerms:
         q_p, k_p = layer.project_part(p, key_p)
         self.q, self.k = expand_heads(layer.q, self.query_mask), expand_heads(layer.k, self.present)
         self.q_p, self.k_p = expand_heads(q_p, self.query_mask), expand_heads(k_p, self.present)
-        self.rotation = rotation_of(layer)
+        self.rotation = pair_rotation(layer)
         num_visible = self.present.cumsum(1) if layer.causal else self.present.sum(1, keepdim=True)
         self.num_pairs = float((num_visible * self.query_mask).sum())
 

@@ -19,6 +19,7 @@ from scipy.fft import next_fast_len
 from torch import Tensor
 from torch.nn import functional as F
 
+from toeplens.lens.kit.rotation import RotaryPairs, as_rotation
 from toeplens.utils import InputError, choose, invalid
 from toeplens.utils.records import Record
 
@@ -180,6 +181,8 @@ def toeplitz_profile(
     causal: bool = True,
     scale: float = 1.0,
     lengths: Int[Tensor, "_B"] | None = None,
+    rotation: RotaryPairs | None = None,
+    rotated: bool = False,
     layout: Layout | None = None,
 ) -> ToeplitzProfile:
     """The Toeplitz part of the logits scale * Q K^T + bias, in O(N d (d + log N)) time and O(N) memory, in float64.
@@ -188,25 +191,32 @@ def toeplitz_profile(
     `inner_product`; a bias by offset adds to both in closed form.
 
     Arguments
-        q        [..., H, N, d] queries, or [N, d], after the rotation if there is one
-        k        [..., G, N, d] keys, likewise; head h reads key head h // (H / G). Or [N, d]
-        bias     by offset [..., D], for the offsets 0 .. N-1 if causal, otherwise -(N-1) .. N-1; or a full matrix
-                 [..., N, N], of which only visible pairs are read, in O(N^2 d) time. Leading dimensions broadcast to
-                 q's. Shapes that fit both are read as by offset: [N, N] for N heads has one row per head
-        causal   query i sees key j if j <= i; otherwise every key
-        scale    of the products, usually 1 / sqrt(d); not applied to the bias
-        lengths  [B] for q [B, H, N, d]: positions from lengths[b] on are padding. A sequence of length 0 has no pairs:
-                 its means and shares are nan, and pooling ignores it
-        layout   ``bhnd`` for q and k as above (default), or ``bnhd`` for [..., N, H, d], as in TransformerLens. Without
-                 it, more heads than tokens cause a warning
+        q         [..., H, N, d] queries, or [N, d], as they enter the product; before the rotation with ``rotation``
+        k         [..., G, N, d] keys, likewise; head h reads key head h // (H / G). Or [N, d]
+        bias      by offset [..., D], for the offsets 0 .. N-1 if causal, otherwise -(N-1) .. N-1; or a full matrix
+                  [..., N, N], of which only visible pairs are read, in O(N^2 d) time. Leading dimensions broadcast to
+                  q's. Shapes that fit both are read as by offset: [N, N] for N heads has one row per head
+        causal    query i sees key j if j <= i; otherwise every key
+        scale     of the products, usually 1 / sqrt(d); not applied to the bias
+        lengths   [B] for q [B, H, N, d]: positions from lengths[b] on are padding. A sequence of length 0 has no pairs:
+                  its means and shares are nan, and pooling ignores it
+        rotation  from `rope` or `rotation_of`: q and k are rotated first, so that they can be those of `behaviour`
+        rotated   with ``rotation``: q and k are after it, as there, so nothing is rotated (default: False)
+        layout    ``bhnd`` for q and k as above (default), or ``bnhd`` for [..., N, H, d], as in TransformerLens.
+                  Without it, more heads than tokens cause a warning
 
     Raises `InputError` for shapes that do not fit, no positions, and numbers that are not finite.
     """
-    is_matrix = q.ndim == k.ndim == 2
-    q, k = to_bhnd(q, k, layout)
+    q, k = to_bhnd(q, k, layout, required=rotation is not None, num_heads=getattr(rotation, "num_heads", None))
+    is_matrix = q.ndim == 2
+    if rotation is not None:
+        if not isinstance(rotation, RotaryPairs):
+            raise invalid("rotation", "come from lens.rope or lens.rotation_of", rotation)
+        rotation = as_rotation(rotation, None, q)
+        q, k = (q, k) if rotated else (rotation.rotate(q), rotation.rotate(k))
     if is_matrix:
         q, k = q[None], k[None]
-    lead, size = leading_shape(q, k), q.shape[-2]
+    lead, size = q.shape[:-2], q.shape[-2]
     offsets = torch.arange(0 if causal else 1 - size, size, device=q.device)
     full = False
     if bias is not None:
@@ -348,15 +358,22 @@ def diagonal_sums(rows: Tensor) -> Tensor:
     return padded[..., : count * width].unflatten(-1, (count, width)).sum(-2)
 
 
-def to_bhnd(q: Tensor, k: Tensor, layout: Layout | None, *, required: bool = False) -> tuple[Tensor, Tensor]:
+def to_bhnd(
+    q: Tensor, k: Tensor | None, layout: Layout | None, *, required: bool = False, num_heads: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Queries and keys as [..., H, N, d] and [..., G, N, d], from either layout; by default this one.
 
-    That is doubtful for more heads than tokens: it causes a warning, or an `InputError` if a layout is ``required``.
+    That is doubtful for more heads than tokens, and for as many tokens as the model has heads (``num_heads``, if
+    known): it causes a warning, or an `InputError` if a layout is ``required``. Raises `InputError` for tensors that do
+    not fit.
     """
+    for name, x in (("q", q), ("k", k)):
+        if not isinstance(x, Tensor):
+            raise invalid(name, "be a torch.Tensor", x)
+    assert k is not None
     if layout is not None:
         choose("layout", layout, get_args(Layout))
-        return (q, k) if layout == "bhnd" or q.ndim < 3 else (q.transpose(-3, -2), k.transpose(-3, -2))
-    if q.ndim > 2 and q.shape[-3] > q.shape[-2] > 0:
+    elif q.ndim > 2 and q.shape[-3] != num_heads and (q.shape[-3] > q.shape[-2] > 0 or q.shape[-2] == num_heads):
         heads, tokens = q.shape[-3:-1]
         message = (
             f"layout must be 'bhnd' for {heads} heads and {tokens} tokens, or 'bnhd' for {tokens} heads and {heads} "
@@ -365,17 +382,24 @@ def to_bhnd(q: Tensor, k: Tensor, layout: Layout | None, *, required: bool = Fal
         if required:
             raise InputError(message)
         warnings.warn(message, stacklevel=4)
+    shapes = f"{list(q.shape)} and {list(k.shape)}"
+    other = (q.transpose(-3, -2), k.transpose(-3, -2)) if min(q.ndim, k.ndim) > 2 else (q, k)
+    (q, k), other = (other, (q, k)) if layout == "bnhd" else ((q, k), other)
+    if not _have_same_tokens(q, k):
+        must, name = "[..., H, N, d] and [..., G, N, d]", "bnhd"
+        if layout == "bnhd":
+            must, name = "[..., N, H, d] and [..., N, G, d]", "bhnd"
+        shapes += f", which layout={name!r} fits" if _have_same_tokens(*other) else ""
+        raise invalid("q and k", f"have shapes {must}, or [N, d] both, with no dimension 0", got=shapes)
+    if q.ndim > 2 and q.shape[-3] % k.shape[-3]:
+        raise invalid("q", f"have a number of heads divisible by {k.shape[-3]}, the number of heads of k", q.shape[-3])
     return q, k
 
 
-def leading_shape(q: Tensor, k: Tensor) -> tuple[int, ...]:
-    """The leading dimensions of the logits, heads last."""
-    if not q.ndim == k.ndim >= 3 or q.shape[:-3] != k.shape[:-3] or q.shape[-2:] != k.shape[-2:] or 0 in q.shape:
-        needed = "have shapes [..., H, N, d] and [..., G, N, d], or [N, d] both, with no dimension 0"
-        raise invalid("q and k", needed, got=f"{list(q.shape)} and {list(k.shape)}")
-    if k.shape[-3] == 0 or q.shape[-3] % k.shape[-3]:
-        raise invalid("q", f"have a number of heads divisible by {k.shape[-3]}, the number of heads of k", q.shape[-3])
-    return tuple(q.shape[:-2])
+def _have_same_tokens(q: Tensor, k: Tensor) -> bool:
+    """Whether shapes [..., H, N, d] and [..., G, N, d], or [N, d] both, are equal except for the heads."""
+    sizes = {(x.ndim, x.shape[:-3], x.shape[-2:]) for x in (q, k)}
+    return len(sizes) == 1 and q.ndim > 1 and 0 not in (*q.shape, *k.shape)
 
 
 def is_broadcastable(shape: Sequence[int], lead: Sequence[int]) -> bool:

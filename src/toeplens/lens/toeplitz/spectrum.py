@@ -13,7 +13,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding
-from toeplens.lens.kit.terms import rotation_of
+from toeplens.lens.kit.terms import pair_rotation
 from toeplens.lens.kit.trace import LayerTrace
 from toeplens.utils import InputError, invalid
 from toeplens.utils.records import PositiveInt, Record
@@ -170,7 +170,7 @@ def contraction(layer: LayerTrace, *, sequences: int = 16) -> Contraction:
         raise InputError(f"encoding must be a rotation, a bias or vectors at the input, got {type(encoding).__name__}.")
     if len(layer.rows) > MAX_DENSE_POSITIONS:
         raise invalid("positions", f"be at most {MAX_DENSE_POSITIONS}", len(layer.rows))
-    rotation = rotation_of(layer)
+    rotation = pair_rotation(layer)
     bias = encoding.bias(layer.positions, layer.positions)
     usable = (layer.present.sum(1) > 1).nonzero().flatten().tolist()
     if not usable:

@@ -29,7 +29,7 @@ from toeplens.engine import examples_of
 from toeplens.lens import AttentionTrace, LayerTrace, toeplitz_profile
 from toeplens.lens.kit.intervals import spearman
 from toeplens.lens.kit.position import position_parts
-from toeplens.lens.kit.terms import rotation_of
+from toeplens.lens.kit.terms import pair_rotation
 from toeplens.lens.stream import position_subspace
 from toeplens.lens.toeplitz.spectrum import contraction
 from toeplens.model import Decoder, DecoderConfig
@@ -103,7 +103,7 @@ def _measure_model(model: Decoder, spec: RunSpec) -> dict[str, Any]:
 
 
 def _phase_measures(layer: LayerTrace) -> dict[str, np.ndarray]:
-    rotation = rotation_of(layer)
+    rotation = pair_rotation(layer)
     if rotation is None:
         return {}
     rows = []

@@ -39,7 +39,7 @@ class Sequences:
     words: tuple[str, ...] = ()  # tokens of the first sequence; empty without a tokenizer
     lengths: tuple[int, ...] = ()  # without padding; empty if all have the same length
     texts: tuple[str, ...] = ()  # name of each sequence's text; empty if there are not several
-    unused_bos: str | None = None  # beginning-of-sequence token that the tokenizer has but does not add
+    unused_bos: str | None = None  # beginning-of-text token that the tokenizer has but does not add
 
     @property
     def token_mask(self) -> Bool[Tensor, "B N"] | None:
@@ -201,7 +201,7 @@ def from_texts(tokenizer: Any, texts: Mapping[str, str], sequences: int, length:
     names, ids = zip(*sorted(rows, key=lambda row: -len(row[1])), strict=True)
     words = tuple(str(word) for word in tokenizer.convert_ids_to_tokens(ids[0]))
     bos = getattr(tokenizer, "bos_token_id", None)
-    unused = None if bos is None or bos in ids[0] else str(tokenizer.bos_token)
+    unused = None if bos is None or bos in token_ids(tokenizer, "") else str(tokenizer.bos_token)
     result = _pad_rows(ids, _origin_text(counts, len(texts)), words, names if len(counts) > 1 else ())
     return replace(result, unused_bos=unused)
 
@@ -240,9 +240,10 @@ def _split_text(tokenizer: Any, name: str | None, text: str, length: int) -> lis
     if length <= num_special:
         raise invalid("max_tokens", f"be larger than the {num_special} tokens that this tokenizer adds", length)
     rows = token_ids(tokenizer, text, truncation=True, max_length=length, return_overflowing_tokens=True)
-    if rows and isinstance(rows[0], int):  # slow tokenizers only return the first piece
-        bare = token_ids(tokenizer, text, add_special_tokens=False)
-        rows = [rows] if num_special else [bare[start : start + length] for start in range(0, len(bare), length)]
+    if rows and isinstance(rows[0], int):  # tokenizers in Python only return the first piece
+        bare, size = token_ids(tokenizer, text, add_special_tokens=False), length - num_special
+        pieces = [bare[start : start + size] for start in range(0, len(bare), size)] or [bare]
+        rows = list(map(tokenizer.build_inputs_with_special_tokens, pieces))
     sequences = [list(row) for row in rows if len(row) == length] or [list(max(rows, key=len, default=[]))]
     if len(sequences[0]) < 2:
         raise InputError(f"text: {name or 'it'} has fewer than 2 tokens.")

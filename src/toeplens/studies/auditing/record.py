@@ -192,7 +192,7 @@ class AuditRecord(Record):
     about        the model and the settings of the audit, by name: model, class, model_type, parameters, dtype,
                  weights (quantisation of a GGUF file), device, text (where the tokens came from), random_weights
                  (missing from the checkpoint), unused_weights (in the checkpoint but not in the model), unused_bos (a
-                 beginning-of-sequence token that the tokenizer has but does not add), no_effects (why there are
+                 beginning-of-text token that the tokenizer has but does not add), no_effects (why there are
                  none), sequences, tokens (length of the longest sequence), lengths (of the sequences, if they differ),
                  texts (name of each sequence's text, if there are several), needles (number of needles for
                  retrieval), changes (of the model), request (a digest, in an audit of many models), seed, intervals
