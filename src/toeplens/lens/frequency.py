@@ -62,23 +62,6 @@ def rotary_offsets(
     so ``pairs``, the number of rotated pairs from the first dimension on, may take the place of ``rotation``. Raises
     `InputError` for shapes that do not fit and numbers that are not finite.
     """
-<<<<<<< HEAD
-    q, k = to_bhnd(q, k, layout, required=True)
-    if not 0 <= 2 * pairs <= q.shape[-1] or q.shape[1] % k.shape[1]:
-        raise invalid("pairs", f"fit the dimensions of q {list(q.shape)} and k {list(k.shape)}", pairs)
-    order = terms.index_of(terms.pair_numbers(pairs, pairing, q.device).argsort(stable=True))
-    present = torch.ones(len(q), q.shape[2], dtype=torch.float64, device=q.device)
-    if lengths is not None:
-        present = (torch.arange(q.shape[2], device=q.device) < lengths.to(q.device).unsqueeze(1)).double()
-    weight = (present / present.sum())[:, None, None, :]
-    means, sizes = [], []
-    for x in (q[..., order].double(), k[..., order].double()):
-        means.append(torch.view_as_complex((weight @ x).sum((0, 2)).unflatten(-1, (-1, 2))))
-        sizes.append((weight @ (x[..., 0::2].square() + x[..., 1::2].square()).sqrt()).sum((0, 2)))
-    group = torch.arange(q.shape[1], device=q.device) // (q.shape[1] // k.shape[1])
-    strength = means[0].abs() * means[1].abs()[group] / (sizes[0] * sizes[1][group])
-    return RotaryOffsets(strength, (means[0] * means[1][group].conj()).angle())
-=======
     if (pairs is None) == (rotation is None) or (rotated and rotation is None):
         raise InputError("rotation must be set, or pairs for q and k before the rotation.")
     if pairs is not None:
@@ -95,13 +78,12 @@ def rotary_offsets(
     for name, x in (("q", q), ("k", k)):
         x = terms.zero_padding(x.double().reshape(-1, *x.shape[-3:]), present)
         check_finite(x.sum(), **{name: x})
-        pairs_of_x = torch.complex(x[..., first], x[..., second])
-        sums.append(pairs_of_x.sum((0, 2)))
-        sizes.append(pairs_of_x.abs().sum((0, 2)))
+        total = x.sum((0, 2))
+        sums.append(torch.complex(total[..., first], total[..., second]))
+        sizes.append((x[..., first].square() + x[..., second].square()).sqrt().sum((0, 2)))
     group = torch.arange(q.shape[-3], device=q.device) // (q.shape[-3] // k.shape[-3])
     strength = sums[0].abs() * sums[1].abs()[group] / (sizes[0] * sizes[1][group])
     return RotaryOffsets(strength, (sums[0] * sums[1][group].conj()).angle())
->>>>>>> t-a
 
 
 _MAX_ELEMENTS = 1 << 17  # target size of a working tensor [sequences, heads, positions, dimensions], for the cache

@@ -35,7 +35,7 @@ def estimated(tokens: tuple[int, int], loaded: LoadedModel | None = None, **opti
 def test_more_work_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimate, "_speed", lambda device, dtype: 1e9)
     seconds = [
-        estimated((1, 128), **options).seconds
+        estimated((1, 128), None, **options).seconds
         for options in (
             {"effects": "none", "layers": (1,)},
             {"effects": "none"},
