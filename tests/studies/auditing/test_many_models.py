@@ -175,6 +175,8 @@ def test_concurrency_is_limited_by_memory(models: Path, tmp_path: Path, monkeypa
         monkeypatch.setattr(many_models, "memory", lambda times=times: times * size)
         assert many_models._memory_limit(pieces) == count
     assert many_models._memory_limit([*pieces, job_for(models, "far", tmp_path, on_disk=False)]) == 1
+    bounded = [replace(piece, options=replace(OPTIONS, memory=f"{3 * size}")) for piece in pieces]
+    assert many_models._memory_limit(bounded) == 10
     packed = replace(pieces[0], model=str(tmp_path / "m.gguf"))
     (tmp_path / "m.gguf").write_bytes(bytes(100))
     monkeypatch.setattr(many_models, "memory", lambda: 1600)

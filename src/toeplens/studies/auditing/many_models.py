@@ -32,7 +32,7 @@ from toeplens.studies.auditing.study import Data, WritePage, audit_in, is_run
 from toeplens.studies.kit.options import AuditOptions
 from toeplens.utils import EnvironmentFailure, InputError, ToeplensError, write_json
 from toeplens.utils.execution import children_ignore_sigint
-from toeplens.utils.machine import is_out_of_memory, memory
+from toeplens.utils.machine import is_out_of_memory, memory, parse_bytes
 from toeplens.utils.outputs import LOCK, open_output_dir
 from toeplens.utils.records import NonNegativeInt, Record, StrictStr
 from toeplens.version import __version__
@@ -51,8 +51,9 @@ def digest_of(model: str, data: Data, options: AuditOptions) -> str:
     """
     model_files = [file for file in files_of(Path(model)) if file[0] != LOCK] if Path(model).exists() else model
     data_files = files_of(data) if isinstance(data, Path) else data
+    request = replace(options, memory=None)  # which changes no number
     versions = [__version__, torch.__version__, import_transformers().__version__]
-    return hashlib.sha256(repr((model_files, versions, data_files, options)).encode()).hexdigest()[:_DIGITS]
+    return hashlib.sha256(repr((model_files, versions, data_files, request)).encode()).hexdigest()[:_DIGITS]
 
 
 @dataclass(frozen=True)
@@ -329,6 +330,8 @@ def directories_of(models: Sequence[str]) -> list[str]:
 
 def _memory_limit(jobs: Sequence[AuditJob]) -> int:
     """The number of models that fit into this machine's memory at once; 1 if their size is unknown."""
+    if (limit := jobs[0].options.memory) is not None:
+        return max(1, memory() // parse_bytes("memory", limit))
     if not all(job.on_disk for job in jobs):
         return 1
     most_bytes = 1

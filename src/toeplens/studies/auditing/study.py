@@ -148,7 +148,7 @@ def audit_with(
     if (estimate := estimate_audit(work)) is not None and (estimate.seconds > LONG or estimate.on_disk):
         on_estimate(f"{loaded.display_name}: {estimate}")
     size = " sequences of ".join(map(str, batch.tokens.shape))
-    advice = "Lower sequences or max_tokens, use fewer layers or a smaller dtype, or set effects to none."
+    advice = "Lower sequences, max_tokens or memory, use fewer layers or a smaller dtype, or set effects to none."
     with report_failures(loaded, "audit", f" with {size} tokens. {advice}"):
         try:
             scores = _retrieval_scores(work, needles) if needles else {}

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from toeplens.utils import InputError, invalid, repr_of
 from toeplens.utils.formatting import join_list
+from toeplens.utils.machine import parse_bytes
 from toeplens.utils.options import MACHINE, Range, check_fields, option
 
 MIN_TOKENS, MAX_TOKENS = 64, 1 << 20  # tokens
@@ -103,6 +104,8 @@ class AuditOptions:
             if value is not None:
                 object.__setattr__(self, name, parse_numbers(name, value) if isinstance(value, str) else tuple(value))
         check_fields(self)
+        if self.memory is not None:
+            parse_bytes("memory", self.memory)
         if self.heads == ():
             raise InputError("heads must have at least one entry, got none.")
         for name in ("first", "heads"):
