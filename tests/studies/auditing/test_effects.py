@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,8 @@ class RandomEffects:
         self.runs = 0
         self.heads = 0
 
-    def __call__(self, inputs: Mapping[str, Any], chosen: Sequence[Sequence[int]]) -> HeadEffects:
+    def __call__(self, inputs: Mapping[str, Any], chosen: Sequence[Sequence[int]], progress: Any) -> HeadEffects:
+        progress(1, 2)
         rows = inputs["input_ids"][:, 0].numpy()
         parts, start = [], 0
         for count, heads in zip(self.counts, chosen, strict=True):
@@ -120,12 +121,22 @@ class RandomEffects:
 
 
 def run_elimination(
-    world: RandomEffects, first: int, kept: AuditCache | None = None, estimate: EstimateFn = lambda inputs: None
+    world: RandomEffects,
+    first: int,
+    kept: AuditCache | None = None,
+    estimate: EstimateFn = lambda inputs: None,
+    report: Callable[[int, int], None] = lambda done, total: None,
 ) -> Elimination:
     inputs = {"input_ids": torch.arange(8)[:, None].expand(8, 4), "other": 3}
-    return eliminate(
-        world, inputs, world.counts, first, kept or AuditCache(None, {}), lambda done, total: None, estimate
-    )
+    return eliminate(world, inputs, world.counts, first, kept or AuditCache(None, {}), report, estimate)
+
+
+def test_progress_is_reported_within_each_round() -> None:
+    seen: list[tuple[int, int]] = []
+    run_elimination(RandomEffects([1.0] * 40, (20, 20), 0.1, 0), 39, report=lambda *numbers: seen.append(numbers))
+    assert seen[:4] == [(0, 320), (20, 320), (40, 320), (60, 320)]
+    assert seen == sorted(seen)
+    assert seen[-1] == (320, 320)
 
 
 def pooled_effects(parts: np.ndarray) -> np.ndarray:
@@ -176,7 +187,7 @@ def test_each_sequence_counts_equally_whatever_its_blocks(sequences: int, tokens
     all_blocks = {count: np.random.default_rng(seed).standard_normal((sequences, count, 3)) for count in range(1, 33)}
     means = np.random.default_rng(seed + 1).standard_normal((sequences, 3))
 
-    def run(inputs: Mapping[str, Any], chosen: Any) -> HeadEffects:
+    def run(inputs: Mapping[str, Any], chosen: Any, progress: Any) -> HeadEffects:
         rows = inputs["input_ids"][:, 0].numpy()
         blocks = all_blocks[1 if len(rows) >= 8 else max(1, min(-(-32 // len(rows)), tokens // 8))][rows]
         blocks = blocks - blocks.mean(1, keepdims=True) + means[rows][:, None]

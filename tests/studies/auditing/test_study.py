@@ -331,9 +331,7 @@ def test_out_of_memory_suggests_what_to_reduce(monkeypatch: pytest.MonkeyPatch) 
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
 
     monkeypatch.setattr(measuring, "capture_and_compare", full)
-    with pytest.raises(
-        EnvironmentFailure, match=r"9 sequences of 24 tokens. Lower sequences, max_tokens"
-    ):
+    with pytest.raises(EnvironmentFailure, match=r"9 sequences of 24 tokens. Lower sequences, max_tokens"):
         audit(model_of("Llama"), TOKENS)
 
 

@@ -32,7 +32,7 @@ _MAX_BLOCKS = 16  # maximum number of pieces per sequence
 _CANDIDATE_FACTOR, _NUM_DRAWN = 4, 8  # heads that continue after the estimate, in multiples of N; randomly drawn heads
 _MAX_TOKENS = 2048  # maximum tokens of an estimate, which holds the outputs of every layer
 EstimateFn = Callable[[Mapping[str, Any]], Float[np.ndarray, "n"] | None]
-AblateFn = Callable[[Mapping[str, Any], Sequence[Sequence[int]]], HeadEffects]
+AblateFn = Callable[[Mapping[str, Any], Sequence[Sequence[int]], Callable[[int, int], None]], HeadEffects]
 
 
 def without_effects(measured: Sequence[CallRecords], **about: str | None) -> AuditRecord:
@@ -58,9 +58,11 @@ def effects_of(work: AuditContext, measured: Sequence[CallRecords]) -> AuditReco
     ablate = partial(head_effects, model, calls=calls, **common)
     if options.first is not None and method in get_args(EstimateTarget):
 
-        def ablate_wanted(inputs: Mapping[str, Any], chosen: Sequence[Sequence[int]]) -> HeadEffects:
+        def ablate_wanted(
+            inputs: Mapping[str, Any], chosen: Sequence[Sequence[int]], on_progress: Callable[[int, int], None]
+        ) -> HeadEffects:
             both = [sorted({*one} & {*other}) for one, other in zip(chosen, wanted, strict=True)]
-            return ablate(inputs, chosen=both, method=method)
+            return ablate(inputs, chosen=both, method=method, on_progress=on_progress)
 
         estimate = partial(_estimate_effects, model, calls=calls, wanted=wanted, of=method, **common)
         return _top_effects(work, measured, ablate_wanted, estimate)
@@ -116,7 +118,7 @@ def _top_effects(
         doubt = " Further heads may be missing; measure all heads to be sure." if race.missed else ""
         text = (
             f"A gradient-based estimate excluded {race.skipped} heads without measuring them. As a check, {race.drawn} "
-            f"randomly chosen heads with low estimates were calls too; {race.missed or 'none'} of them came out "
+            f"randomly chosen heads with low estimates were measured too; {race.missed or 'none'} of them came out "
             f"among the first {first}.{doubt} {text}"
         )
     return with_effects(
@@ -309,7 +311,7 @@ def eliminate(
     the first.
 
     Arguments
-        ablate    effects of chosen heads of each call on some sequences (`head_effects`)
+        ablate    effects of chosen heads of each call on some sequences, with progress (`head_effects`)
         counts    number of heads of each call
         cache     saved rounds are not run again
         report    called with the number of finished heads, as if every round measured all heads
@@ -340,7 +342,12 @@ def eliminate(
     for number, chunk in enumerate(rounds):
         saved = cache.get(f"heads-{number}")
         if saved is None:
-            result = ablate(_subset(inputs, chunk), [np.flatnonzero(x).tolist() for x in np.split(remaining, ends)])
+            count, before, total = len(remaining), number * len(remaining), len(rounds) * len(remaining)
+            result = ablate(
+                _subset(inputs, chunk),
+                [np.flatnonzero(x).tolist() for x in np.split(remaining, ends)],
+                lambda done, of, count=count, before=before, total=total: report(before + count * done // of, total),
+            )
             parts = np.concatenate([_pool_blocks(x, pieces) for x in result.block_effects], axis=1).tolist()
             baseline = None if result.baseline is None else result.baseline.tolist()
             saved = {"parts": parts, "baseline": baseline, "outcome": result.metric}
