@@ -17,7 +17,8 @@ from toeplens.utils.machine import fmt_bytes
 LONG = 60.0  # seconds from which on an audit is long
 _HEAD_WORK = 60_000  # multiplications and additions of the analysis per head, token and dimension; fitted (tests)
 _READ_RATE = 10**9  # bytes of weights per second that are read and converted
-_SAMPLE_SECONDS = 0.05  # time of the products that measure the machine's speed
+_SIDE = 512  # rows and columns of the matrices that measure the machine's speed
+_SAMPLE_SECONDS = 0.05  # time of their products
 _PLAIN_TOKENS = 256  # tokens of the plain pass
 _CHECKED = 40  # heads that are ablated to check an estimate
 _PASSES_OF_ESTIMATE = 11  # of forward passes: one and five backward ones
@@ -81,10 +82,10 @@ def estimate_audit(work: AuditContext) -> AuditEstimate | None:
 
 def _speed(device: torch.device, dtype: torch.dtype) -> float:
     """Multiplications and additions per second in a product of matrices."""
-    a, b = torch.ones(512, 1024, device=device, dtype=dtype), torch.ones(1024, 2048, device=device, dtype=dtype)
-    (a @ b)[0, 0].item()
+    a = torch.ones(_SIDE, _SIDE, device=device, dtype=dtype)
+    (a @ a)[0, 0].item()
     count, started = 0, time.perf_counter()
     while time.perf_counter() < started + _SAMPLE_SECONDS:
-        (a @ b)[0, 0].item()
+        (a @ a)[0, 0].item()
         count += 1
-    return count * 2.0 * 512 * 1024 * 2048 / (time.perf_counter() - started)
+    return count * 2.0 * _SIDE**3 / (time.perf_counter() - started)
