@@ -57,7 +57,7 @@ class PageVisit:
 
     def wait_until(self, condition: str) -> None:
         """Wait until a JavaScript function is true; asked from here, as the page's own policy forbids evaluation."""
-        end = time.monotonic() + 15
+        end = time.monotonic() + 60
         while not self.page.evaluate(condition):
             assert time.monotonic() < end, f"never true: {condition}"
             self.page.wait_for_timeout(50)

@@ -33,7 +33,7 @@ def estimated(tokens: tuple[int, int], loaded: LoadedModel | None = None, **opti
 
 
 def test_more_work_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "_speed", lambda device, dtype: 1e9)
+    monkeypatch.setattr(estimate, "_measure_speed", lambda device, dtype: 1e9)
     seconds = [
         estimated((1, 128), None, **options).seconds
         for options in (
@@ -50,7 +50,7 @@ def test_more_work_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_products_speed_is_measured() -> None:
-    assert 1e8 < estimate._speed(torch.device("cpu"), torch.float32) < 1e13
+    assert 1e8 < estimate._measure_speed(torch.device("cpu"), torch.float32) < 1e13
 
 
 def test_an_encoder_decoder_has_no_estimate() -> None:

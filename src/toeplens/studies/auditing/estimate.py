@@ -62,7 +62,7 @@ def estimate_audit(work: AuditContext) -> AuditEstimate | None:
     weights = numbers * loaded.model.dtype.itemsize if plan is None else plan.peak
     on_disk = 0 if plan is None else plan.on_disk
     one_pass = 2.0 * tokens * (numbers - embedding) + 4.0 * sequences * length**2 * width * heads * layers
-    speed = _speed(device_of(loaded.model), loaded.model.dtype)
+    speed = _measure_speed(device_of(loaded.model), loaded.model.dtype)
     reading = on_disk / _READ_RATE
     analysed = layers if options.layers is None else len({*options.layers})
     seconds = (
@@ -80,7 +80,7 @@ def estimate_audit(work: AuditContext) -> AuditEstimate | None:
     return AuditEstimate(weights + working_memory(loaded.model.config, tokens), on_disk, seconds)
 
 
-def _speed(device: torch.device, dtype: torch.dtype) -> float:
+def _measure_speed(device: torch.device, dtype: torch.dtype) -> float:
     """Multiplications and additions per second in a product of matrices."""
     a = torch.ones(_SIDE, _SIDE, device=device, dtype=dtype)
     (a @ a)[0, 0].item()
