@@ -61,6 +61,18 @@ def test_an_audit_is_the_same_bit_for_bit(effects: Any, checkpoint: Path) -> Non
     assert actual.about["dtype"] == "float32"
 
 
+@pytest.mark.heavy
+@pytest.mark.parametrize(("name", "weights"), [("smollm2", 3 * 10**8), ("qwen2.5-coder-0.5b", 12 * 10**8)])
+def test_an_audit_of_a_trained_model_is_the_same_bit_for_bit(name: str, weights: int) -> None:
+    place, tokens = Path(__file__).parents[3] / "models" / name, torch.arange(1000, 1096).reshape(2, 48)
+    if not place.exists():
+        pytest.skip(f"{place} is not there: make real-models MODELS={name} fetches it")
+    loaded = [load_model(str(place), device="cpu", memory=memory) for memory in (bound(place, weights=weights), None)]
+    assert [devices(each) for each in loaded] == [{"cpu", "meta"}, {"cpu"}]
+    actual, expected = (audit(each, tokens, effects="none") for each in loaded)
+    assert (actual.layers, actual.heads) == (expected.layers, expected.heads)
+
+
 def test_a_probe_is_the_same_bit_for_bit(checkpoint: Path) -> None:
     place, text = edit_config(checkpoint, max_position_embeddings=64), torch.arange(400).reshape(2, 200) % 40
     options: dict[str, Any] = {"sizes": ProbeSizes(lengths=(64,), sequences=2), "device": "cpu"}
