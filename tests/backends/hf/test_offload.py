@@ -143,6 +143,15 @@ def test_temporary_files_are_removed_with_the_model(checkpoint: Path, tmp_path: 
     assert {*tmp_path.iterdir()} == before
 
 
+def test_a_missing_file_is_named_under_a_bound(checkpoint: Path) -> None:
+    model = load_model(str(checkpoint), device="cpu").model
+    model.save_pretrained(checkpoint, max_shard_size="10KB")
+    (checkpoint / "model.safetensors").unlink(missing_ok=True)
+    next(checkpoint.glob("model-00002-*")).unlink()
+    with pytest.raises(InputError, match=r"its file model-00002-of-\d+\.safetensors is missing"):
+        load_model(str(checkpoint), device="cpu", memory=bound(checkpoint))
+
+
 def test_weights_are_read_again_for_gradients(checkpoint: Path) -> None:
     """And not kept from the forward pass, in which all of them would be in memory at its end."""
     loaded, expected = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import importlib.util
 import logging
 import math
@@ -302,13 +303,12 @@ def _load(
         too_large = EnvironmentFailure(f"model: {name} does not fit in the memory of {target}. Use a smaller dtype.")
         try:
             _check_dtypes(config, safetensors, name)
-            empty = _empty_model(cls, config, files.quantised) if target == "cpu" and dtype is not None else None
-            plan = (
-                None
-                if empty is None
-                else _plan_weights(empty, torch_dtype, files, safetensors, limit, working_memory(config, tokens))
-            )
-            if empty is not None and plan is not None:
+            may_stay = target == "cpu" and dtype is not None and not files.missing_files()
+            empty = _empty_model(cls, config, files.quantised) if may_stay else None
+            reserve = working_memory(config, tokens)
+            if empty is not None:
+                plan = _plan_weights(empty, torch_dtype, files, safetensors, limit, reserve)
+            if plan is not None:
                 return_freed_memory()
                 folder = tempfile.mkdtemp(prefix="toeplens-weights-")
                 options |= {"device_map": plan.device_map, "offload_folder": folder}
@@ -316,11 +316,10 @@ def _load(
                     location = str(convert_gguf(files.gguf, empty, on_progress))
                     files = replace(files, options={})
             elif target != "cpu" and limit is not None:
-                options |= {
-                    "device_map": "auto",
-                    "max_memory": _gpu_memory(target, limit - working_memory(config, tokens)),
-                }
+                options |= {"device_map": "auto", "max_memory": _gpu_memory(target, limit - reserve)}
             model, info = cls.from_pretrained(location, **files.options, **options)
+            if folder is not None:
+                weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)
             model = model if "device_map" in options else model.to(target)
         except Exception as error:  # transformers may raise anything for a bad file
             if folder is not None:
@@ -329,8 +328,8 @@ def _load(
                 raise
             if is_out_of_memory(error):
                 raise too_large from None
-            if isinstance(error, OSError) and error.errno is not None and folder is not None:
-                raise environment_failure(error, folder) from None
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise environment_failure(error, folder or location) from None
             raise hf.load_error(name, _failure_reason(error, files, config, pickled)) from None
         if mismatched := sorted(info["mismatched_keys"]):
             key, shape, expected = mismatched[0]
@@ -343,8 +342,6 @@ def _load(
         if installed is not None:
             reinstall(model, installed, safetensors, name)
             unused = tuple(key for key in unused if not key.startswith(f"{ENCODINGS}."))
-        if folder is not None:
-            weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)
         return LoadedModel(model.eval(), name, tuple(sorted(info["missing_keys"])), unused, files.quantised, plan)
 
 
