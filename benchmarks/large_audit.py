@@ -31,6 +31,8 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
+from toeplens.backends.hf import load_model
+from toeplens.backends.hf.offload import PASS_TOKENS, working_memory
 from toeplens.studies import audit
 from toeplens.training import environment
 from toeplens.utils import write_json
@@ -46,14 +48,14 @@ SHAPES: dict[str, dict[str, Any]] = {  # of Llama configurations
     "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
     | {"num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False},
 }
-BOUNDS = {"small": "1.001G", "smollm2": "1.2G", "1b": "3G"}  # by which some weights stay elsewhere
+HALF = "half"  # a bound by which about half of the weights stay elsewhere
 COLUMNS = ("positional", "symbolic", "toeplitz", "previous", "induction", "centre", "effect")  # compared
 SAMPLE_SECONDS = 0.02  # between two readings of the memory
 
 
 @dataclass(frozen=True)
 class Case:
-    """One audit: of a model's shape, on a device, within a memory bound (None: as much as is free)."""
+    """One audit: of a model's shape, on a device, within a memory bound (None: as much as is free; or `HALF`)."""
 
     shape: str
     device: str = "cpu"
@@ -70,7 +72,7 @@ class Case:
     @property
     def title(self) -> str:
         """All of it in a line."""
-        bound = "no bound" if self.memory is None else f"at most {self.memory}"
+        bound = {None: "no bound", HALF: "half elsewhere"}.get(self.memory, f"at most {self.memory}")
         return f"{self.shape}, {self.tokens} tokens, {self.device}, {self.dtype}, {bound}, effects {self.effects}"
 
 
@@ -115,10 +117,12 @@ def audit_here(case: Case, folder: Path) -> dict[str, Any]:
     def on_progress(what: str, done: int, total: int) -> None:
         timing.setdefault(f"until {what}", round(time.monotonic() - started, 1))
 
-    options: dict[str, Any] = {"device": case.device, "dtype": case.dtype, "memory": case.memory}
-    result = audit(
-        str(folder / case.shape), torch.cat((half, half), 1), effects=case.effects, on_progress=on_progress, **options
-    )
+    tokens = case.tokens if case.effects == "none" else max(case.tokens, PASS_TOKENS)
+    memory = half_of(folder / case.shape, case.dtype, tokens) if case.memory == HALF else case.memory
+    options: dict[str, Any] = {"device": case.device, "dtype": case.dtype, "memory": memory, "tokens": tokens}
+    loaded = load_model(str(folder / case.shape), **options)
+    elsewhere = sum(x.numel() * x.element_size() for x in loaded.model.parameters() if x.is_meta)
+    result = audit(loaded, torch.cat((half, half), 1), effects=case.effects, on_progress=on_progress)
     seconds = time.monotonic() - started
     time.sleep(2 * SAMPLE_SECONDS)
     heads = [{name: getattr(head, name) for name in COLUMNS} for head in result.heads]
@@ -128,11 +132,21 @@ def audit_here(case: Case, folder: Path) -> dict[str, Any]:
         **timing,
         "peak_bytes": peak[0],
         "peak_gpu_bytes": gpu,
+        "bytes_elsewhere": elsewhere,
         "parameters": result.about["parameters"],
         "no_effects": result.about.get("no_effects"),
         "proof": result.max_difference,
         "heads": heads,
     }
+
+
+def half_of(folder: Path, dtype: str, tokens: int) -> str:
+    """A bound that leaves memory for half of a model's weights, besides the largest."""
+    config = transformers.LlamaConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        weights = [weight.numel() for weight in transformers.LlamaForCausalLM(config).parameters()]
+    half = sum(weights) // 2 + max(weights)
+    return str(working_memory(config, tokens) + half * getattr(torch, dtype).itemsize)
 
 
 def watch_memory(peak: list[int]) -> None:
@@ -172,7 +186,7 @@ def cases_of(kind: str, shape: str, device: str, memory: str | None, tokens: int
     if kind == "cpu":
         small = Case("small", tokens=256, effects="exact")
         yield small
-        yield replace(small, memory=BOUNDS["small"])
+        yield replace(small, memory=HALF)
         yield Case(shape, memory=memory, tokens=tokens)
         return
     for name in ("smollm2", "1b") if shape == "8b" else (shape,):
@@ -181,7 +195,7 @@ def cases_of(kind: str, shape: str, device: str, memory: str | None, tokens: int
             if name != "1b" or effects == "none":  # exact effects of the larger one would take too long on a CPU
                 yield reference
             for dtype in ("float32", "bfloat16"):
-                for bound in (None, BOUNDS[name]):
+                for bound in (None, HALF):
                     yield replace(reference, device=device, dtype=dtype, memory=bound)
 
 
@@ -214,6 +228,8 @@ def main() -> None:
         if case != reference and expected is not None and "heads" in result:
             result["differences"] = differences(result["heads"], expected)
         line = result.get("error") or f"{result['seconds']} s, {fmt_bytes(result['peak_bytes'])}"
+        if case.memory is not None and not result.get("bytes_elsewhere"):
+            raise SystemExit(f"{case.title}: all weights are in memory. {line}")
         line += "".join(f", {name} {value:.1e}" for name, value in result.get("differences", {}).items())
         print(f"{case.title}: {line}", flush=True)
         if given.record is not None:
