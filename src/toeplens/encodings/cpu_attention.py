@@ -8,7 +8,6 @@ with dropout or learned biases, for which it has no kernel. On AMD processors it
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from toeplens.encodings.cpu_products import is_amd
 from toeplens.encodings.kit import FULL_PRECISION, is_in_transform, product_dtype
 from toeplens.encodings.shapes import Keys, Queries
 
@@ -27,12 +27,7 @@ _BLOCK_QUERIES = 64  # queries per block; sequences of up to three quarters of t
 
 def _is_intel_avx512() -> bool:
     """Whether this is an Intel processor with AVX-512; an unknown vendor with AVX-512 counts as Intel."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512":
-        return False
-    try:
-        return "AuthenticAMD" not in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return True
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and not is_amd()
 
 
 _INTEL_AVX512 = _is_intel_avx512()

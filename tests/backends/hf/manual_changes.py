@@ -13,6 +13,7 @@ from tests.backends.hf.models import BLOOM, GPT, GROUPED, INPUTS, LATENT, MIXED,
 from torch import Tensor
 
 from toeplens.backends.hf import AttentionCall
+from toeplens.backends.hf.model import apply_patches
 from toeplens.lens.kit.interventions import donors
 
 LLAMA = NARROW | {"sliding_window": None}
@@ -41,7 +42,8 @@ ALL = ROTARY | OTHERS
 
 
 def logits(model: Any, inputs: dict[str, Tensor] = INPUTS) -> Tensor:
-    with torch.no_grad():
+    """With the same linear layers as an intervention."""
+    with torch.no_grad(), apply_patches(model):
         return model(**inputs).logits.double()
 
 
