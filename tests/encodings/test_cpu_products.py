@@ -1,81 +1,102 @@
-"""Linear layers by oneDNN, tried on any processor whose torch has it."""
+"""Products on AMD processors, tried on any processor."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 import torch
-from tests.backends.hf.models import SIZES, calls_in, tiny
-from torch import Tensor, nn
-from torch.nn import functional as F
+from tests.backends.hf.models import SIZES
+from tests.backends.hf.models import tiny as tiny_model
+from tests.builders import tiny
+from torch.overrides import TorchFunctionMode
 
+from toeplens import studies
+from toeplens.backends.hf import calls
 from toeplens.encodings import cpu_products
-from toeplens.encodings.cpu_products import linear
+from toeplens.encodings.cpu_products import fast_products
+from toeplens.studies.probing import ProbeSizes, probe
+from toeplens.training import train
 
-pytestmark = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="torch without oneDNN")
+precision = torch.get_float32_matmul_precision
 
 
 @pytest.fixture
-def onednn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """oneDNN is faster here, for products of any size; the shapes that other libraries were given."""
-    shapes: list[tuple[int, ...]] = []
-
-    def by_torch(x: Tensor, *others: Any) -> Tensor:
-        shapes.append(tuple(x.shape))
-        return F.linear(x, *others)
-
-    monkeypatch.setattr(cpu_products, "_mkl_is_slow", lambda: True)
-    monkeypatch.setattr(cpu_products, "_MIN_PRODUCT", 0)
-    monkeypatch.setattr(linear, "__defaults__", (None, by_torch))
-    return shapes
+def amd(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if oneDNN was faster here and nothing was rounded; afterwards the setting is as before."""
+    monkeypatch.setattr(cpu_products, "_onednn_is_faster", lambda: True)
+    torch.set_float32_matmul_precision("high")
+    yield
+    after = precision()
+    torch.set_float32_matmul_precision("highest")
+    assert after == "high"
 
 
-@pytest.mark.parametrize("shape", [(7,), (3, 7), (2, 5, 7), (2, 1, 3, 300), (0, 7)])
-@pytest.mark.parametrize("biased", [True, False])
-def test_it_is_the_product_to_the_rounding_of_float32(onednn: list[Any], shape: tuple[int, ...], biased: bool) -> None:
+@pytest.mark.usefixtures("amd")
+def test_it_ends_with_its_last_user_even_by_an_error() -> None:
+    entered, leave = Event(), Event()
+
+    def other_thread() -> None:
+        with fast_products():
+            entered.set()
+            leave.wait(60)
+
+    with ThreadPoolExecutor() as pool:
+        with suppress(KeyError), fast_products(), fast_products():
+            other = pool.submit(other_thread)
+            assert entered.wait(60)
+            raise KeyError
+        assert precision() == "medium"
+        leave.set()
+        other.result()
+    assert precision() == "high"
+
+
+@pytest.mark.usefixtures("amd")
+def test_audits_probes_and_training_use_it(tmp_path: Path) -> None:
+    model, used = tiny_model("LlamaForCausalLM", **SIZES), list[str]()
+    model.lm_head.register_forward_hook(lambda *args: used.append(precision()))
+    tokens = torch.randint(1, SIZES["vocab_size"], (400,))
+    studies.audit(model, tokens[:16][None])
+    probe(model, tokens, sizes=ProbeSizes(lengths=(64,)))
+    train(tiny(), tmp_path, on_progress=lambda *args: used.append(precision()))
+    assert precision() == "high"
+    assert {*used} == {"medium"}
+
+
+@pytest.mark.parametrize("shape", [(5, 7, 3), (64, 300, 64), (2, 64, 300, 64)])
+def test_products_are_rounded_to_float32(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    x, weight, bias = torch.randn(shape), torch.randn(5, shape[-1]), torch.randn(5)
-    out = linear(x, weight, bias if biased else None)
-    exact = F.linear(x.double(), weight.double(), bias.double() if biased else None)
-    size = F.linear(x.double().abs(), weight.double().abs(), bias.double().abs())
-    assert out.shape == exact.shape
-    assert not onednn
-    assert ((out - exact).abs() <= (shape[-1] + 1) * torch.finfo(torch.float32).eps * size).all()
+    *batch, m, k, n = shape
+    x, y = torch.randn(*batch, m, k), torch.randn(*batch, k, n)
+    with fast_products():
+        product = x @ y
+    bound = k * torch.finfo(torch.float32).eps * (x.double().abs() @ y.double().abs())
+    assert ((product - x.double() @ y.double()).abs() <= bound).all()
 
 
-def test_weights_and_inputs_may_be_views(onednn: list[Any]) -> None:
-    torch.manual_seed(0)
-    x, weight = torch.randn(6, 4, 9).transpose(0, 1)[:, ::2], torch.randn(9, 8).t()
-    torch.testing.assert_close(linear(x, weight), F.linear(x.contiguous(), weight.contiguous()))
-    assert not onednn
+class Rounding(TorchFunctionMode):
+    """Matrices are rounded to bfloat16 before products."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.Tensor.__matmul__, torch.bmm):
+            args = [x.bfloat16().float() for x in args]
+        return func(*args, **(kwargs or {}))
 
 
-def test_what_it_cannot_compute_is_left_to_torch(onednn: list[Any]) -> None:
-    x, weight = torch.randn(2, 3), nn.Parameter(torch.randn(4, 3))
-    assert linear(x, weight).requires_grad
-    with torch.no_grad():
-        assert linear(x.double(), weight.double()).dtype == torch.float64
-        assert linear(x.bfloat16(), weight.bfloat16()).dtype == torch.bfloat16
-        assert linear(x.to("meta"), weight.to("meta")).device.type == "meta"
-        with torch.autocast("cpu", torch.bfloat16):
-            assert linear(x, weight).dtype == torch.bfloat16
-        assert torch.vmap(linear, (0, None))(x, weight).shape == (2, 4)
-        assert len(onednn) == 6
-        linear(x, weight)
-    assert len(onednn) == 6
+def test_rounding_to_bfloat16_is_noticed() -> None:
+    assert cpu_products._is_exact(64)
+    with Rounding():
+        assert not cpu_products._is_exact(64)
 
 
-def test_passes_of_a_pretrained_model_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    weights: list[Tensor] = []
-
-    def ask(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-        weights.append(weight)
-        return False
-
-    monkeypatch.setattr(cpu_products, "_onednn_is_faster", ask)
-    model, before = tiny("LlamaForCausalLM", **SIZES), F.linear
-    calls_in(model)
-    layers = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
-    assert all(any(weight is other for other in weights) for weight in layers)
-    assert F.linear is before
+@pytest.mark.parametrize("exact", [True, False])
+def test_proofs_allow_for_that_rounding_only_where_it_is_done(monkeypatch: pytest.MonkeyPatch, exact: bool) -> None:
+    monkeypatch.setattr(calls, "medium_is_exact", lambda: exact)
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+    assert calls._unit_roundoff(torch.ones(2), torch.float32) == (2.0**-24 if exact else 2.0**-8)

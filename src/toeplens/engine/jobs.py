@@ -21,6 +21,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
+from toeplens.encodings.cpu_products import fast_products
 from toeplens.encodings.registry import package_of
 from toeplens.engine.head_probe import ABLATION_METRICS, HeadProbe
 from toeplens.engine.measures import (
@@ -102,6 +103,7 @@ OnEvent = Callable[[Event], None]
 # ---- one job, or models trained as one ------------------------------------------------------------------------------
 
 
+@fast_products()
 def run_job(job: Job, out: Path | None, execution: ExecutionOptions, on_progress: Progress = lambda *args: None) -> Run:
     """Train the job's run in ``out``, ablate its heads and measure it; see the status of the returned run.
 
@@ -234,6 +236,7 @@ def read_ablation(directory: Path, request: ExampleRequest, metric: Metric = "ac
 
 
 @renamed
+@fast_products()
 def ablate_run(
     run: Run,
     *,

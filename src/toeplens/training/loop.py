@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from toeplens.encodings.cpu_products import fast_products
 from toeplens.model import Decoder
 from toeplens.training import run as store
 from toeplens.training.batched import BatchedSessions, check_batchable, is_launch_bound
@@ -452,6 +453,7 @@ def train(
     return train_batched([spec], out, execution, **per_run, **options)[0]
 
 
+@fast_products()
 def train_batched(
     specs: Sequence[RunSpec],
     out: Path | str,

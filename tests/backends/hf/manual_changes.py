@@ -13,7 +13,6 @@ from tests.backends.hf.models import BLOOM, GPT, GROUPED, INPUTS, LATENT, MIXED,
 from torch import Tensor
 
 from toeplens.backends.hf import AttentionCall
-from toeplens.backends.hf.model import apply_patches
 from toeplens.lens.kit.interventions import donors
 
 LLAMA = NARROW | {"sliding_window": None}
@@ -42,8 +41,7 @@ ALL = ROTARY | OTHERS
 
 
 def logits(model: Any, inputs: dict[str, Tensor] = INPUTS) -> Tensor:
-    """With the same linear layers as an intervention."""
-    with torch.no_grad(), apply_patches(model):
+    with torch.no_grad():
         return model(**inputs).logits.double()
 
 

@@ -37,6 +37,7 @@ from torch import Tensor
 from toeplens.backends.hf.attention import AttentionFunction, at_rows, blocks, by_offset, padded_lengths, reach_of
 from toeplens.backends.hf.model import attention_error, tolerance
 from toeplens.backends.hf.rotation import Rotation
+from toeplens.encodings.cpu_products import medium_is_exact
 from toeplens.encodings.kit import product_dtype
 from toeplens.lens.kit.terms import NotSeparable
 from toeplens.utils import InputError
@@ -252,7 +253,7 @@ def _compare_queries(
 def _unit_roundoff(q: Tensor, dtype: torch.dtype) -> float:
     """Unit roundoff of products of queries, and of outputs of this dtype; coarser if torch may round float32."""
     used, allowed = [product_dtype(q), dtype, torch.float32], torch.get_float32_matmul_precision()
-    if allowed == "medium":
+    if allowed == "medium" and (q.is_cuda or not medium_is_exact()):
         used.append(torch.bfloat16)
     elif allowed == "high" and q.is_cuda:  # TF32 has the digits of float16
         used.append(torch.float16)

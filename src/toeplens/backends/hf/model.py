@@ -23,9 +23,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from toeplens.encodings.cpu_products import linear
 from toeplens.encodings.kit import product_dtype
 from toeplens.utils import EnvironmentFailure, InputError, invalid
 from toeplens.utils.machine import is_out_of_memory
@@ -266,9 +264,7 @@ def implementation_entries(model: nn.Module, name: str) -> Iterator[PatchEntry]:
 
 
 def _evaluation_entries(model: nn.Module) -> Iterator[PatchEntry]:
-    """Evaluation mode in every module, no cache in any configuration, dict outputs, rotations without history, fast
-    linear layers."""
-    yield F.__dict__, "linear", lambda before: partial(linear, otherwise=before)
+    """Evaluation mode in every module, no cache in any configuration, dict outputs, rotations without history."""
     for module in model.modules():
         yield vars(module), "training", lambda before: False
         yield from _dynamic_rope_entries(module)

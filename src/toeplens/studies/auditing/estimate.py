@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from toeplens.backends.hf.model import device_of, input_embedding
 from toeplens.backends.hf.offload import working_memory
-from toeplens.encodings.cpu_products import linear
 from toeplens.studies.auditing.inputs import AuditContext
 from toeplens.utils.formatting import fmt_duration
 from toeplens.utils.machine import fmt_bytes
@@ -65,12 +62,13 @@ def estimate_audit(work: AuditContext) -> AuditEstimate | None:
     weights = numbers * loaded.model.dtype.itemsize if plan is None else plan.peak
     on_disk = 0 if plan is None else plan.on_disk
     one_pass = 2.0 * tokens * (numbers - embedding) + 4.0 * sequences * length**2 * width * heads * layers
-    device, dtype = device_of(loaded.model), loaded.model.dtype
-    speed, layer_speed = (_measure_speed(product, device, dtype) for product in (torch.matmul, linear))
+    speed = _measure_speed(device_of(loaded.model), loaded.model.dtype)
     reading = on_disk / _READ_RATE
     analysed = layers if options.layers is None else len({*options.layers})
-    seconds = one_pass * (1 + min(1.0, _PLAIN_TOKENS / tokens)) / layer_speed + 2 * reading
-    seconds += tokens * analysed * heads * width * _HEAD_WORK / speed
+    seconds = (
+        one_pass * (1 + min(1.0, _PLAIN_TOKENS / tokens)) + tokens * analysed * heads * width * _HEAD_WORK
+    ) / speed
+    seconds += 2 * reading
     per_head = heads if options.heads is None else len({*options.heads})
     ablated = analysed * per_head if options.first is None else min(analysed * per_head, _CANDIDATES * options.first)
     if options.effects == "attribution":
@@ -78,16 +76,16 @@ def estimate_audit(work: AuditContext) -> AuditEstimate | None:
     if options.effects == "attribution" or options.first is not None:
         seconds += _PASSES_OF_ESTIMATE * one_pass / speed + 2 * reading
     if options.effects != "none":  # half of the layers on average, and the logits
-        seconds += ablated * ((one_pass / 2 + 2.0 * tokens * embedding) / layer_speed + reading / 2)
+        seconds += ablated * ((one_pass / 2 + 2.0 * tokens * embedding) / speed + reading / 2)
     return AuditEstimate(weights + working_memory(loaded.model.config, tokens), on_disk, seconds)
 
 
-def _measure_speed(product: Callable[[Tensor, Tensor], Tensor], device: torch.device, dtype: torch.dtype) -> float:
-    """Multiplications and additions per second in products of matrices."""
+def _measure_speed(device: torch.device, dtype: torch.dtype) -> float:
+    """Multiplications and additions per second in a product of matrices."""
     a = torch.ones(_SIDE, _SIDE, device=device, dtype=dtype)
-    product(a, a)[0, 0].item()
+    (a @ a)[0, 0].item()
     count, started = 0, time.perf_counter()
     while time.perf_counter() < started + _SAMPLE_SECONDS:
-        product(a, a)[0, 0].item()
+        (a @ a)[0, 0].item()
         count += 1
     return count * 2.0 * _SIDE**3 / (time.perf_counter() - started)

@@ -20,6 +20,7 @@ from toeplens.backends.hf import Change, NoGradient, NoPosition, as_tokens
 from toeplens.backends.hf.interventions import InvalidTarget, find_calls
 from toeplens.backends.hf.load import LoadedModel, display_name_of, open_model
 from toeplens.backends.hf.model import device_of, import_transformers
+from toeplens.encodings.cpu_products import fast_products
 from toeplens.studies.auditing.effects import effects_of, without_effects
 from toeplens.studies.auditing.estimate import LONG, estimate_audit
 from toeplens.studies.auditing.inputs import (
@@ -92,6 +93,7 @@ def audit(
     return audit_with(AuditOptions(**options), model, data, tokenizer, None if keep is None else Path(keep), report)
 
 
+@fast_products()
 def audit_with(
     options: AuditOptions,
     model: Any,

@@ -20,6 +20,7 @@ from toeplens.backends.hf.interventions import check_causal, find_calls
 from toeplens.backends.hf.load import Dtype, LoadedModel, open_model
 from toeplens.backends.hf.model import import_transformers
 from toeplens.backends.hf.prediction import Predictions, predict_tokens
+from toeplens.encodings.cpu_products import fast_products
 from toeplens.lens import Estimate, bootstrap_means, mean_over_seeds
 from toeplens.lens.kit.intervals import newcombe_interval, wilson_interval
 from toeplens.studies.kit.changes import VERSIONS, changes_text, report_failures
@@ -255,6 +256,7 @@ class ModelProbe:
         """Retrieval scores of the intact model's heads."""
         return measure_retrieval(self.loaded, self.items, partial(self.report, "needles"))
 
+    @fast_products()
     def record(self, changes: Sequence[Change] = (), *, heads: bool = False) -> ProbeRecord:
         """The record of the intact model and, with ``changes``, of the changed one; ``heads`` adds retrieval scores."""
         started, changed = time.monotonic(), None
