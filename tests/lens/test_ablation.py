@@ -81,13 +81,13 @@ def head_inputs_and_outputs(model: Decoder, batch: Batch) -> tuple[Tensor, list[
     per_position = Decoder(model.config.model_copy(update={"readout": "mean"})).double().eval()
     per_position.load_state_dict(model.state_dict())
     captured: list[Tensor] = []
-    inputs: list[Tensor] = []
+    inputs: dict[int, Tensor] = {}
     for layer in range(LAYERS):
         block = per_position.block(layer)
-        block.norm_attention.register_forward_pre_hook(lambda _, args: inputs.append(args[0].clone()))
+        block.norm_attention.register_forward_pre_hook(lambda _, x, layer=layer: inputs.update({layer: x[0].clone()}))
         block.attention.out.register_forward_pre_hook(lambda _, x: captured.append(x[0].unflatten(-1, (HEADS, -1))))
     per_position(batch[0], batch[2])
-    return torch.stack(inputs), captured
+    return torch.stack([inputs[layer] for layer in range(LAYERS)]), captured
 
 
 @torch.no_grad()
@@ -193,6 +193,11 @@ def test_drops_match_rerunning_the_model(
 @pytest.mark.parametrize("readout", ["mean", "masked-mean"])
 def test_drops_match_with_every_readout_and_without_padding(intervention: Intervention, readout: str) -> None:
     assert_ablation_matches(decoder("alibi", readout=readout), examples(padded=False), intervention, "loss")
+
+
+@every_intervention
+def test_drops_match_with_parallel_layers(intervention: Intervention) -> None:
+    assert_ablation_matches(decoder("rope", parallel=True), examples(), intervention, "loss")
 
 
 @every_intervention

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from tests.builders import REPRESENTATIVES
 from torch import Tensor, nn
+from transformers import GPTJConfig, GPTJForCausalLM
 
 from toeplens import encodings
 from toeplens.model import Decoder, DecoderConfig, Protocol, decoder_config, without_published_scale
@@ -281,6 +282,35 @@ def test_the_decoder_matches_the_reference(protocol: str, fused: bool) -> None:
     assert np.abs(ours - reference(decoder, tokens, LENGTHS, released=protocol == "released")).max() <= 1e-10
 
 
+@pytest.mark.parametrize("rotary_dim", [4, 8])
+def test_a_parallel_decoder_matches_gpt_j(rotary_dim: int) -> None:
+    """With transformers' own GPT-J, whose attention has no biases and whose readout is at each token."""
+    options = {"rotary_pct": rotary_dim / 8}
+    decoder = model(
+        "partial-rope", parallel=True, activation="gelu", readout="each", encoding_options=options, num_classes=11
+    )
+    sizes = {"vocab_size": 11, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_inner": 12}
+    gptj = GPTJForCausalLM(GPTJConfig(**sizes, rotary_dim=rotary_dim, activation_function="gelu")).double().eval()
+    names = {"embedding": "transformer.wte", "final_norm": "transformer.ln_f", "readout": "lm_head"}
+    for layer in range(2):
+        ours, theirs = f"blocks.{layer}.", f"transformer.h.{layer}."
+        names |= {f"{ours}norm_attention": f"{theirs}ln_1", f"{ours}attention.out": f"{theirs}attn.out_proj"}
+        names |= {f"{ours}ffn.0": f"{theirs}mlp.fc_in", f"{ours}ffn.3": f"{theirs}mlp.fc_out"}
+    with torch.no_grad():
+        for ours, theirs in names.items():
+            weights = gptj.get_submodule(theirs).state_dict()
+            missing, _ = decoder.get_submodule(ours).load_state_dict(weights, strict=False)
+            for name in missing:  # the bias of the output projection
+                decoder.get_submodule(ours).get_parameter(name).zero_()
+        for block, layer in zip(decoder.blocks, gptj.transformer.h, strict=True):
+            parts = layer.attn.q_proj, layer.attn.k_proj, layer.attn.v_proj
+            block.attention.qkv.weight.copy_(torch.cat([part.weight for part in parts]))
+            block.attention.qkv.bias.zero_()
+        tokens = random_tokens()
+        torch.testing.assert_close(decoder(tokens, fused=True), gptj(tokens).logits, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(decoder(tokens, fused=False), decoder(tokens), rtol=1e-9, atol=1e-9)
+
+
 # ---- training -------------------------------------------------------------------------------------------------------
 
 
@@ -399,7 +429,8 @@ def test_changing_the_encoding_resets_the_scale() -> None:
 
 
 @pytest.mark.parametrize(
-    ("switch", "value"), [("final_norm", False), ("activation", "gelu"), ("input_encoding", "sinusoidal")]
+    ("switch", "value"),
+    [("final_norm", False), ("activation", "gelu"), ("input_encoding", "sinusoidal"), ("parallel", True)],
 )
 def test_a_switch_changes_the_function(switch: str, value: Any) -> None:
     assert (

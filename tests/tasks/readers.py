@@ -152,6 +152,32 @@ def read_mix(task: Any, text: list[int]) -> int:
     return body[position]
 
 
+def read_hops(task: Any, text: list[int]) -> int:
+    """Hop by hop, with the links as the task's docstring states them."""
+    *body, start = text
+    fewest, hops, count = task.hops if task.min_hops is None else task.min_hops, task.hops, task.links
+    letters = task.name == "letter-hops"
+    first_distractor = 1 + (count * (count + 1) if letters else count)
+    if fewest < hops:
+        *body, stated = body
+        hops = fewest + stated - first_distractor - task.distractors
+        assert fewest <= hops <= task.hops
+    links = [word - 1 for word in body if word < first_distractor]
+    assert all(word < first_distractor + task.distractors for word in body)
+    assert len(links) == count
+    if letters:
+        following = dict(divmod(link, count) for link in links)
+        at = start - 1 - count**2
+    else:
+        assert [word - 1 for word in body[-count:]] == links
+        following, at = dict(enumerate(reversed(links))), start - 1
+    cycle = [at]
+    while len(cycle) < count:
+        cycle.append(following[cycle[-1]])
+    assert sorted(cycle) == list(range(count))
+    return cycle[hops]
+
+
 def parts_of_recall(text: list[int], keys: int, values: int) -> tuple[dict[int, int], list[int], int]:
     """The pairs, the keys that are asked for, and the number of tokens before them."""
     book: dict[int, int] = {}
@@ -297,6 +323,8 @@ READERS: dict[str, Callable[[Any, list[int]], int | set[int]]] = {
     "retrieval": read_retrieval,
     "mix": read_mix,
     "recall": read_recall,
+    "number-hops": read_hops,
+    "letter-hops": read_hops,
     "contextual-count": read_contextual_count,
     "parity": read_parity,
     "dyck": read_dyck,

@@ -47,6 +47,8 @@ CASES: dict[str, tuple[str, dict[str, Any], int]] = {
     "mix-one-offset": ("mix", {"length": 10, "words": 6, "keys": 4, "placed": 3, "min_offset": 2, "max_offset": 2}, 18),
     "recall": ("recall", {"length": 13, "keys": 5, "values": 4, "pairs": 3, "queries": 2, "distractors": 3}, 21),
     "recall-bare": ("recall", {"length": 14, "keys": 8, "values": 4, "pairs": 4, "queries": 3, "distractors": 0}, 21),
+    "number-hops": ("number-hops", {"length": 10, "min_length": 8, "links": 4, "hops": 2, "distractors": 5}, 17),
+    "letter-hops": ("letter-hops", {"length": 9, "links": 5, "hops": 3, "min_hops": 1, "distractors": 4}, 16),
     "region": ("contextual-count", {"length": 15, "min_length": 13, "regions": 2, "max_count": 3, "words": 3}, 24),
     "parity": ("parity", {"length": 16, "min_length": 12, "marks": 2, "words": 3}, 25),
     "member": ("dyck", {"length": 14, "min_length": 9, "kinds": 3, "max_depth": 4}, 20),

@@ -39,6 +39,11 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "recall": [
         ({"queries": 9}, "queries must be at most 8, the number of pairs, got 9."),
     ],
+    "number-hops": [
+        ({"hops": 8}, "hops must be at most 7, less than the number of links, got 8."),
+        ({"min_hops": 5}, "min_hops must be at most hops (4), got 5."),
+        ({"length": 9, "min_hops": 2}, "length must be at least 10, got 9."),
+    ],
     "sort": [
         ({"words": 31, "repeats": False}, "words must be at least 32, the number of items, without repeats, got 31."),
     ],

@@ -68,6 +68,7 @@ OTHER_MODEL: dict[str, Any] = {
     "key_value_source": "embeddings",
     "readout": "mean",
     "final_norm": False,
+    "parallel": True,
     "activation": "gelu",
     "dropout": 0.2,
     "dropout_on": ("ffn",),

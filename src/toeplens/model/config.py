@@ -7,7 +7,17 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    StrictBool,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from toeplens import encodings
 from toeplens.utils import InputError, choose, invalid, to_json_types, validation_message
@@ -82,6 +92,8 @@ class DecoderConfig(BaseModel):
         readout           the ``last`` token's state; the ``mean`` over all positions (including padding); the
                           ``masked-mean`` over tokens; or ``each`` position's own state, for one prediction per token
         final_norm        LayerNorm before the readout
+        parallel          attention and FFN of a layer read the same normalised input and are added together, as in
+                          GPT-J (default: False)
         activation        ``relu`` or ``gelu``
         dropout           rate; ``dropout_on`` lists where: attention ``weights``, the ``attention`` branch's output,
                           the FFN's hidden layer (``ffn-hidden``), the ``ffn`` branch's output
@@ -108,10 +120,16 @@ class DecoderConfig(BaseModel):
     key_value_source: Literal["layer", "embeddings"]
     readout: Literal["last", "mean", "masked-mean", "each"]
     final_norm: bool
+    parallel: StrictBool = False
     activation: Literal["relu", "gelu"]
     dropout: float = Field(0.1, ge=0, lt=1)
     dropout_on: tuple[DropoutPlace, ...]
     attention_scale: float | None = Field("published", gt=0, validate_default=True)  # last: reads the others
+
+    @model_serializer(mode="wrap")
+    def _without_added_field(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without ``parallel`` if it is False, so that the names of runs are those before it was added."""
+        return {name: value for name, value in handler(self).items() if name != "parallel" or value}
 
     @model_validator(mode="before")
     @classmethod

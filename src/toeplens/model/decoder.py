@@ -229,7 +229,8 @@ class PassContext:
 
 
 class Block(nn.Module):
-    """A pre-norm layer: attention and a feed-forward network, each with a residual connection."""
+    """A pre-norm layer: attention and a feed-forward network, one after the other or ``parallel``, each with a residual
+    connection."""
 
     def __init__(self, config: DecoderConfig, encoding: PositionalEncoding) -> None:
         super().__init__()
@@ -238,7 +239,9 @@ class Block(nn.Module):
         self.norm_attention = nn.LayerNorm(config.d_model)
         latent = isinstance(encoding, MLA)
         self.attention = LatentAttention(config, encoding) if latent else DecoderAttention(config, encoding)
-        self.norm_ffn = nn.LayerNorm(config.d_model)
+        self.parallel = config.parallel
+        if not config.parallel:
+            self.norm_ffn = nn.LayerNorm(config.d_model)
         self.ffn = nn.Sequential(
             nn.Linear(config.d_model, config.d_ff),
             nn.ReLU() if config.activation == "relu" else nn.GELU(),
@@ -298,6 +301,8 @@ class Block(nn.Module):
         self, x: Float[Tensor, "B Nq d_model"], z: Float[Tensor, "B Nq H head_dim"]
     ) -> Float[Tensor, "B Nq d_model"]:
         """The layer's output, from the residual stream and the (possibly modified) head outputs."""
+        if self.parallel:
+            return x + self.drop_attention(self.attention.merge(z)) + self.ffn(self.norm_attention(x))
         return finish_layer(x, z.flatten(-2), self.attention.out, self.drop_attention, self.norm_ffn, self.ffn)
 
 

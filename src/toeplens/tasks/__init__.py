@@ -13,6 +13,7 @@ from typing import Any
 from toeplens.tasks.base import PAD, TEST_SHARE, Examples, Split, Task, fingerprint, in_test
 from toeplens.tasks.baselines import trivial_baselines
 from toeplens.tasks.counting import ContextualCount, Dyck, Parity
+from toeplens.tasks.hops import LetterHops, NumberHops
 from toeplens.tasks.language import Language
 from toeplens.tasks.lookup import Index, Mix, Recall, Retrieval
 from toeplens.tasks.sequences import Addition, Copy, Reverse, Sort
@@ -22,7 +23,7 @@ from toeplens.utils import InputError, choose, repr_of
 from toeplens.utils.options import check_value, parameters
 
 # the modules of this package, in the order of the list of names
-_FAMILIES = ("triggers", "lookup", "counting", "sequences", "language", "synthetic")
+_FAMILIES = ("triggers", "lookup", "hops", "counting", "sequences", "language", "synthetic")
 _TASKS: dict[str, type[Task]] = {
     kind.name: kind
     for family in _FAMILIES
@@ -70,9 +71,11 @@ __all__ = [
     "Examples",
     "Index",
     "Language",
+    "LetterHops",
     "MarkovLanguage",
     "Mix",
     "NestedLanguage",
+    "NumberHops",
     "Parity",
     "Recall",
     "Retrieval",

@@ -22,6 +22,7 @@ KINDS: list[dict[str, Any]] = [
     {"encoding": "mla", "num_heads": 4},
     {"encoding": "sinusoidal", "final_norm": False},
     {"encoding": "rope", "protocol": "released"},
+    {"encoding": "rope", "parallel": True},
 ]
 
 
@@ -103,5 +104,7 @@ def test_the_paths_are_the_existing_ones() -> None:
     assert len(paths_from(model, 1)) == 2 + 2 * 4
     released = make_model({"encoding": "rope", "protocol": "released"})
     assert {path.reader for path in paths_from(released, 0)} == {"queries", "ffn", "readout"}
+    parallel = make_model({"encoding": "rope", "parallel": True})
+    assert paths_from(parallel, 2) == paths_from(model, 2)[1:]
     tokens, lengths = texts(model)
     assert len(list(iter_path_logits(model, tokens, lengths, (1, 0)))) == 2 + len(paths_from(model, 1))

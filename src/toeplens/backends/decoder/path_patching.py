@@ -30,10 +30,11 @@ class HeadPath(NamedTuple):
 def paths_from(model: Decoder, layer: int) -> list[HeadPath]:
     """All paths from a head of ``layer``, in the order in which they are read.
 
-    If keys and values are computed from the input embeddings, they read no head.
+    If keys and values are computed from the input embeddings, they read no head. In a parallel layer, neither does the
+    FFN of the head's own layer.
     """
     readers = ("queries",) if model.config.key_value_source == "embeddings" else _READERS
-    paths = [HeadPath(layer, "ffn")]
+    paths = [] if model.config.parallel else [HeadPath(layer, "ffn")]
     for later in range(layer + 1, model.config.num_layers):
         paths += [*(HeadPath(later, reader) for reader in readers), HeadPath(later, "ffn")]
     return [*paths, HeadPath(model.config.num_layers, "readout")]
@@ -66,12 +67,12 @@ def cut_paths(
     z = block.head_outputs(x, context, read_positions=None, fused=True)[1]
     size = z.shape[-1]
     contribution = F.linear(z[:, :, index], block.attention.out.weight[:, index * size : (index + 1) * size])
-    x = _apply_ffn(block, x + block.attention.merge(z), contribution, HeadPath(first, "ffn") in cuts)
+    x = _add_ffn(block, x, x + block.attention.merge(z), contribution, HeadPath(first, "ffn") in cuts)
     for layer in range(first + 1, model.config.num_layers):
         block = model.block(layer)
         removed = {reader: contribution for reader in _READERS if HeadPath(layer, reader) in cuts}
-        x = x + block.attention.merge(_head_outputs(block, x, context, removed))
-        x = _apply_ffn(block, x, contribution, HeadPath(layer, "ffn") in cuts)
+        after = x + block.attention.merge(_head_outputs(block, x, context, removed))
+        x = _add_ffn(block, x, after, contribution, HeadPath(layer, "ffn") in cuts)
     if HeadPath(model.config.num_layers, "readout") in cuts:
         x = x - contribution
     read = model.read_position(model.config.num_layers - 1, x.shape[:2], context)
@@ -89,8 +90,10 @@ def iter_path_logits(
         yield cut_paths(model, tokens, lengths, head, cuts)
 
 
-def _apply_ffn(block: Block, x: Tensor, contribution: Tensor, cut: bool) -> Float[Tensor, "b N d_model"]:
-    return x + block.ffn(block.norm_ffn(x - contribution if cut else x))
+def _add_ffn(block: Block, x: Tensor, after: Tensor, contribution: Tensor, cut: bool) -> Float[Tensor, "b N d_model"]:
+    """Add the output of the FFN, which reads the stream ``after`` attention, or in a parallel layer its input ``x``."""
+    norm, read = (block.norm_attention, x) if block.parallel else (block.norm_ffn, after)
+    return after + block.ffn(norm(read - contribution if cut else read))
 
 
 def _head_outputs(block: Block, x: Tensor, context: PassContext, removed: dict[str, Tensor]) -> Tensor:

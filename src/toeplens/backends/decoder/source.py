@@ -121,7 +121,8 @@ class _LayerBranches:
 
     def finish(self, nodes: list[int], gains: Float[Tensor, "n H"] | None) -> Float[Tensor, "n_b Nq d_model"]:
         """The layer's output for each of ``nodes`` (which may be repeated) with its row of ``gains``."""
-        if gains is not None and len(self.heads) == 1 and int((gains != 1).sum(1).max()) == 1:
+        can_share = len(self.heads) == 1 and not self.block.parallel
+        if gains is not None and can_share and int((gains != 1).sum(1).max()) == 1:
             if self.leave_one_out is None:
                 replaced = self._replaced_heads()
                 self.leave_one_out = _LeaveOneOut(
@@ -194,6 +195,9 @@ def _finish_layer(block: Block, residual: Tensor, z: Tensor) -> Float[Tensor, "n
     """`Block.finish` with few allocations; ``residual`` may be shared by several nodes, [1, b, ...]."""
     x = block.attention.merge(z)
     x.view(-1, *residual.shape[-3:]).add_(residual)
+    if block.parallel:
+        x.view(-1, *residual.shape[-3:]).add_(block.ffn(block.norm_attention(residual)))
+        return x
     return _ffn_output(block, block.ffn[0](block.norm_ffn(x))).add_(x)
 
 
