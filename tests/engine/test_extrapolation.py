@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.builders import COUNTING, refusal_message, tiny
 
-from toeplens.engine import extrapolate
+from toeplens.engine import HeadProbe, extrapolate
 from toeplens.tasks import trivial_baselines
 from toeplens.training import Run, train
 
@@ -79,3 +79,22 @@ def test_length_only_chance_is_that_of_the_longer_sequences(tmp_path: Path) -> N
     near, far = extrapolate(run, [14, 28], examples=20).rows
     assert near.length_chance == task.length_chance()
     assert far.length_chance == task.at_length(28).length_chance() != task.length_chance()
+
+
+@pytest.mark.parametrize("name", ["number-hops", "letter-hops"])
+def test_accuracy_by_number_of_hops_matches_the_model_run_by_hand(tmp_path: Path, name: str) -> None:
+    options = {"length": 8, "links": 4, "hops": 3, "min_hops": 2, "distractors": 3}
+    model = {"vocab_size": 40, "num_classes": 4}
+    run = train(tiny(task=name, task_options=options, model=model, train_examples=48, test_examples=30), tmp_path)
+    task, model_of_run = run.spec.build_task(), run.model().eval()
+    probed = HeadProbe(run.spec, examples=30, ablated=8).measure(model_of_run, 0)["groups"]
+    for row in extrapolate(run, [8, 12], examples=60).rows:
+        test = task.at_length(row.length).unseen_dataset(task, 60, run.spec.data_seed)
+        with torch.no_grad():
+            right = model_of_run(torch.from_numpy(test.tokens)).argmax(-1).numpy() == test.labels
+        stated = test.tokens[:, -2] - test.tokens[:, -2].min()
+        assert {*stated} == {0, 1}
+        expected = {f"{hops} hops": pytest.approx(right[stated == hops - 2].mean()) for hops in (2, 3)}
+        assert row.groups == expected
+        assert row.accuracy == pytest.approx(right.mean())
+        assert probed.keys() == row.groups.keys()

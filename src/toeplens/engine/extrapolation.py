@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
+import numpy as np
 
 from toeplens.lens.kit.intervals import wilson_interval
 from toeplens.model import Decoder
@@ -34,8 +34,11 @@ class LengthResult(Record):
     loss       mean cross-entropy in nats
     chance, length_chance  accuracy of the best constant guess, and of the length-only baseline, at this length
     baselines  accuracy of simple rules fitted on training sequences (`toeplens.tasks.trivial_baselines`)
-    why        why there are no examples; otherwise empty
+    groups     accuracy by group of examples (`Task.groups`), such as the number of hops
+    reason     why there are no examples; otherwise empty
     """
+
+    ADDED_LATER = ("groups",)
 
     length: PositiveInt
     factor: NonNegative
@@ -47,6 +50,7 @@ class LengthResult(Record):
     chance: Share | None = None
     length_chance: Share | None = None
     baselines: dict[str, Share] = field(default_factory=dict)
+    groups: dict[str, Share] = field(default_factory=dict)
     reason: str = ""
 
     def verify(self) -> None:
@@ -99,18 +103,36 @@ def _drop_ignored(run: Run, examples: Examples) -> Examples:
 
 def _result(run: Run, model: Decoder, task: Task, length: int, examples: int, train_set: Examples) -> LengthResult:
     spec, factor = run.spec, length / task.length
-    device = model.readout.weight.device
     try:
         longer = task if length == task.length else task.at_length(length)
         test = longer.unseen_dataset(task, examples, spec.data_seed)
-        data = Batches.of(test, device, spec.ignore_label)
-        size = max(1, _TOKENS[device.type] // length)
-        loss, hits, count = torch.stack([eval_batch(model, batch) for batch in data.split(size)]).sum(0).tolist()
+        sums = evaluate_groups(model, longer, test, spec.ignore_label)
     except InputError as error:
         return LengthResult(length, factor, reason=str(error))
+    loss, hits, count = np.sum(list(sums.values()), axis=0).tolist()
     if not count:
         return LengthResult(length, factor, reason="all examples of this length have ignored labels.")
     low, high = wilson_interval(round(hits), round(count))
     chances = longer.chance(spec.ignore_label), longer.length_chance(spec.ignore_label)
     values = hits / count, low, high, loss / count, *chances
-    return LengthResult(length, factor, round(count), *values, trivial_baselines(train_set, _drop_ignored(run, test)))
+    baselines = trivial_baselines(train_set, _drop_ignored(run, test))
+    return LengthResult(length, factor, round(count), *values, baselines, group_accuracies(sums))
+
+
+def evaluate_groups(
+    model: Decoder, task: Task, examples: Examples, ignore_label: int | None
+) -> dict[str, tuple[float, float, float]]:
+    """Summed loss, number of right answers and of examples that count, by group (``""`` for all, without groups)."""
+    device = model.readout.weight.device
+    size = max(1, _TOKENS[device.type] // examples.tokens.shape[1])
+    sums = {}
+    for name, mask in (task.groups(examples) or {"": np.ones(len(examples), dtype=bool)}).items():
+        batches = Batches.of(examples[mask], device, ignore_label).split(size) if mask.any() else []
+        totals = np.sum([[0.0] * 3, *(eval_batch(model, batch).tolist() for batch in batches)], axis=0)
+        sums[name] = tuple(totals.tolist())
+    return sums
+
+
+def group_accuracies(sums: Mapping[str, tuple[float, float, float]]) -> dict[str, float]:
+    """The accuracy of each named group with examples that count."""
+    return {name: hits / count for name, (_, hits, count) in sums.items() if name and count}

@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from toeplens.backends import DecoderSource
 from toeplens.backends.decoder.gradients import DecoderGradients
+from toeplens.engine.extrapolation import evaluate_groups, group_accuracies
 from toeplens.engine.measures import DataSplit, batches_of, examples_of, trace_of
 from toeplens.lens import HeadAblation, behaviour
 from toeplens.lens.ablation import ablate_heads, ablate_heads_by_metric
@@ -41,7 +42,7 @@ _SHARE_FIELDS = ("positional", "symbolic", "interaction", "variance")
 class HeadProbeRow(Record):
     """A row of `HeadProbe`; shares are None if they do not apply to the encoding."""
 
-    ADDED_LATER = ("positional", "symbolic", "interaction", "variance", "events", "ablation", "by_loss")
+    ADDED_LATER = ("positional", "symbolic", "interaction", "variance", "events", "ablation", "by_loss", "groups")
 
     step: NonNegativeInt
     seconds: NonNegative
@@ -57,6 +58,7 @@ class HeadProbeRow(Record):
     events: tuple[str, ...] = ()
     ablation: HeadAblation | None = None
     by_loss: HeadAblation | None = None
+    groups: dict[str, Share] | None = None
 
 
 class HeadProbe:
@@ -70,6 +72,7 @@ class HeadProbe:
         loss      mean loss over all examples that count
         signal    [layers][heads] norm of the batch mean of the diagonal means of dloss/dL (`seed_strength`)
         exponent  [layers][heads] slope of log SNR_n over n = 8, 16, ... up to the examples; -1/2 is pure cancellation
+        groups    accuracy by group of examples (`toeplens.tasks.Task.groups`)
         positional, symbolic, interaction, variance  [layers][heads] see `toeplens.lens.behaviour`, for queries that
                   reach the output, on the examples of the ablation; None if they do not apply to the encoding
 
@@ -99,7 +102,7 @@ class HeadProbe:
         choose("split", split, get_args(DataSplit))
         self.spec, self.per_event = spec, per_event
         self.split: DataSplit = split
-        self.examples = examples_of(spec, examples, split)
+        self.task, self.examples = spec.build_task(), examples_of(spec, examples, split)
         self.ablated = examples_of(spec, min(ablated, len(self.examples)), split)
         if (self.ablated.labels == spec.ignore_label).all():
             raise invalid(
@@ -162,5 +165,12 @@ class HeadProbe:
             "loss": gradients.loss,
             "signal": logits.signal.tolist(),
             "exponent": logits.heads.exponent.tolist(),
+            **self._group_accuracies(model),
             **{name: shares.get(name) for name in _SHARE_FIELDS},
         }
+
+    def _group_accuracies(self, model: Decoder) -> dict[str, Any]:
+        if not self.task.groups(self.examples):
+            return {}
+        sums = evaluate_groups(model, self.task, self.examples, self.spec.ignore_label)
+        return {"groups": group_accuracies(sums)}

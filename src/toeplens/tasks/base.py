@@ -136,6 +136,10 @@ class Task(ABC):
         """
         return None
 
+    def groups(self, examples: Examples) -> dict[str, Bool[np.ndarray, "n"]]:
+        """Named groups of examples whose accuracy is reported separately; none by default."""
+        return {}
+
     def chance(self, ignore_label: int | None = None) -> float:
         """Accuracy of the best constant prediction, over the labels that count."""
         shares, counted = self._joint(ignore_label)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Bool
 
 from toeplens.tasks.base import Examples, SizedTask, Tokens, Vector, at_most, pad_examples, random_columns
 from toeplens.utils.options import AtLeast2, PositiveInt
@@ -45,6 +46,21 @@ class _Hops(SizedTask):
         hop_tokens = self.hops + 1 - self.fewest_hops if self.query_tokens > 1 else 0
         return 1 + self.link_tokens + self.distractors + hop_tokens, range(self.links)
 
+    @property
+    def _hop_token(self) -> int:
+        """The id that states the minimum number of hops; the next ids state more."""
+        return 1 + self.link_tokens + self.distractors
+
+    def groups(self, examples: Examples) -> dict[str, Bool[np.ndarray, "n"]]:
+        """The examples of each number of hops."""
+        if self.query_tokens == 1:
+            return {}
+        stated = examples.tokens[np.arange(len(examples)), examples.lengths - 2] - self._hop_token
+        return {
+            f"{hops} {'hop' if hops == 1 else 'hops'}": stated == hops - self.fewest_hops
+            for hops in range(self.fewest_hops, self.hops + 1)
+        }
+
     def place_links(self, rng: np.random.Generator, tokens: Tokens, following: Tokens, sizes: Vector) -> int:
         """Write the links, of which each leads to its ``following``, into columns below ``sizes``.
 
@@ -55,15 +71,14 @@ class _Hops(SizedTask):
     def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
         rows = np.arange(count)
         lengths = self.draw_lengths(rng, count)
-        first_distractor = 1 + self.link_tokens
-        tokens = rng.integers(first_distractor, first_distractor + self.distractors, size=(count, self.length))
+        tokens = rng.integers(1 + self.link_tokens, self._hop_token, size=(count, self.length))
         cycle = random_columns(rng, np.full(count, self.links), self.links, self.links)
         following = np.empty_like(cycle)
         np.put_along_axis(following, cycle, np.roll(cycle, -1, axis=1), axis=1)
         start = self.place_links(rng, tokens, following, lengths - self.query_tokens)
         hops = rng.integers(self.fewest_hops, self.hops + 1, size=count)
         if self.query_tokens > 1:
-            tokens[rows, lengths - 2] = first_distractor + self.distractors + hops - self.fewest_hops
+            tokens[rows, lengths - 2] = self._hop_token + hops - self.fewest_hops
         tokens[rows, lengths - 1] = start + cycle[:, 0]
         return pad_examples(tokens, cycle[rows, hops], lengths)
 
