@@ -70,7 +70,12 @@ def grid_page(state: GridStudy) -> Page:
             "How well does it model text?" if only_text else "How accurate is each encoding?",
             "performance",
             [*more, *([] if only_text else [best_table(state)]), *text_parts.get("loss", [])],
-            {} if only_text else {"Accuracy of every encoding, with baselines": [TEXTS["matrix"], matrix_table(state)]},
+            {}
+            if only_text
+            else {
+                "Accuracy of every encoding, with baselines": [TEXTS["matrix"], matrix_table(state)],
+                "Accuracy by group of examples": group_figures(state),
+            },
         ),
         *section(
             "Does it hold on longer sequences?",
@@ -269,6 +274,27 @@ def lengths_chart(state: GridStudy) -> Chart:
     x = numeric("factor", "length / training length", kind="log", values=[1, 1.5, 2, 3, 4], domain=[1, 4])
     y = numeric("value", "skill", format=".0%", domain=[low, 1], tickCount=4)
     return line_panels(rows, style_map(state.spec).values(), x, y, "task", 4, 140, band=False)
+
+
+def group_figures(state: GridStudy) -> Parts:
+    """Accuracy by group of examples (`Task.groups`), during training and by length, a panel per task and encoding."""
+    training, lengths = Rows(), Rows()
+    for cell, row in models(state):
+        row["panel"] = f"{row['task']}, {row['series']}"
+        for probed in cell.probe_rows:
+            for name, value in (probed.get("groups") or {}).items():
+                training.append({"panel": row["panel"], "series": name, "step": probed["step"], "value": value})
+        for result in getattr(cell.measure("extrapolation"), "rows", ()):
+            for name, value in result.groups.items():
+                lengths.append({"panel": row["panel"], "series": name, "length": result.length, "value": value})
+    styles = [style(name, index=n) for n, name in enumerate(dict.fromkeys(row["series"] for row in training + lengths))]
+    y = numeric("value", "accuracy", format=".0%", domain=[0, 1], tickCount=4)
+    axes = {"step": numeric("step", "optimizer steps", tickCount=4), "length": numeric("length", "tokens", tickCount=4)}
+    return [
+        part
+        for name, rows in (("step", training), ("length", lengths))
+        for part in figure(f"groups-{name}", line_panels(seed_means(rows), styles, axes[name], y, "panel", 3, 110))
+    ]
 
 
 def _longer_text(state: GridStudy) -> str:

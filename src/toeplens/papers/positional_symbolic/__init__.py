@@ -1,4 +1,4 @@
-"""arXiv 2511.11579, positional and symbolic heads: grid files and claims."""
+"""arXiv 2511.11579 and 2605.31558, positional and symbolic heads: grid files and claims."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ from toeplens.utils.citations import Citation
 _FILES = Path(__file__).parent / "specs"
 CANONICAL = _FILES / "canonical.yaml"  # the study of the canonical tasks
 CANONICAL_SMOKE = _FILES / "canonical-smoke.yaml"  # toy size
+MULTIHOP = _FILES / "multihop.yaml"  # the study of the multi-hop tasks
 
 # for citations
 PAPER = Citation(
@@ -23,5 +24,19 @@ PAPER = Citation(
     year=2025,
     arxiv="2511.11579",
 )
+FOLLOW_UP = Citation(
+    key="urrutia2026positional",
+    authors=(
+        "Urrutia, Felipe",
+        "Alegría, Juan José",
+        "{Sanchez Macias}, Cinthia",
+        "Salas, Jorge",
+        "{Buc Calderon}, Cristian",
+        "Rojas, Cristobal",
+    ),
+    title="Positional versus Symbolic Attention Heads: Learning Dynamics, RoPE Geometry, and Length Generalization",
+    year=2026,
+    arxiv="2605.31558",
+)
 
-__all__ = ["CANONICAL", "CANONICAL_SMOKE", "PAPER"]
+__all__ = ["CANONICAL", "CANONICAL_SMOKE", "FOLLOW_UP", "MULTIHOP", "PAPER"]
