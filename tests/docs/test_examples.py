@@ -23,8 +23,8 @@ EXAMPLES = {
 COMPILING = {name: code for name, code in EXAMPLES.items() if "conformance.check" in code or "make_card" in code}
 
 
-# they train, or start processes
-SLOW = ("claims.md", "export.md", "scale.md", "training.md", "watch-training.md")
+# they train, load large models, or start processes
+SLOW = ("claims.md", "export.md", "real-models.md", "scale.md", "training.md", "watch-training.md")
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,10 @@ def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     for package in re.findall(r"^from (nnsight|transformer_lens)", EXAMPLES[name], re.M):
         pytest.importorskip(package)
+    for model in re.findall(r'"(models/[^"]+)"', EXAMPLES[name]):
+        if not (ROOT / model).exists():
+            pytest.skip(f"{model} is not there: make real-models fetches it")
+        (tmp_path / "models").symlink_to(ROOT / "models")
     file = tmp_path / f"{name}.py"  # nnsight reads the source
     file.write_text(EXAMPLES[name])
     exec(compile(EXAMPLES[name], str(file), "exec"), {"__name__": "__main__"})

@@ -337,10 +337,26 @@ def test_a_reversed_rotation_has_the_right_centre_frequency() -> None:
     q, k = torch.randn(2, 3, 9, 6, generator=torch.Generator().manual_seed(0)), torch.randn(3, 9, 6)
     for speeds in (torch.tensor([1.0, 0.3, 0.1]), torch.tensor([1.0, -0.3, 0.0])):
         actual = frequency_use(q[0], k, rotation=-speeds, pairing="half")
-        weight = actual.shares.logits[..., 1:-1].clamp(min=0) * (speeds != 0)
         octaves = torch.where(speeds != 0, speeds.abs(), 1.0).log2()
-        torch.testing.assert_close(actual.centre(), (weight * octaves).sum(-1) / weight.sum(-1), rtol=0, atol=1e-6)
-        assert actual.centre().isfinite().all()
+        for kind in ("logits", "softmax"):
+            weight = getattr(actual.shares, kind)[..., 1:-1].clamp(min=0) * (speeds != 0)
+            expected = (weight * octaves).sum(-1) / weight.sum(-1)
+            torch.testing.assert_close(actual.centre(kind), expected, rtol=0, atol=1e-6)
+            assert expected.isfinite().all()
+
+
+def test_what_is_the_same_for_all_keys_of_a_query_does_not_move_the_centre_within_queries() -> None:
+    """A slow pair whose keys are all the same adds one number to each query's logits, however large."""
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, 40, 4, generator=generator, dtype=torch.float64) for _ in range(2))
+    speeds = torch.tensor([1.0, 1e-9])
+    centres = []
+    for size in (0.0, 1000.0):
+        k[..., [1, 3]] = size
+        centres.append(frequency_use(q, k, rotation=speeds, pairing="half"))
+    small, large = centres
+    torch.testing.assert_close(large.centre("softmax"), small.centre("softmax"), rtol=0, atol=1e-3)
+    assert large.centre()[0] < -25 < -1 < large.centre("softmax")[0]
 
 
 def offset_case(seed: int) -> tuple[Tensor, Tensor]:

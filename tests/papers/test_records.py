@@ -160,6 +160,7 @@ def test_a_pretrained_record_is_complete_and_every_pass_is_proved(name: str) -> 
     assert record.is_complete
     assert set(record.audits) | set(record.probes) == {piece for piece, _ in record.plan.iter_parts()}
     assert (record.plan.tokens, len(record.plan.texts)) == (1024, 3)
+    assert not any("seed" in text for entry in record.entries for text in entry.missing)
     for audit in record.audits.values():
         assert audit.max_difference < 1e-4
         assert all(layer.outputs <= layer.tolerance and layer.unknown is None for layer in audit.layers)

@@ -164,13 +164,14 @@ class FrequencyUse:
         q, k = (energy.topk(top, dim=-1).values.sum(-1) for energy in (self.q_energy, self.k_energy))
         return q, k
 
-    def centre(self) -> Float[Tensor, "*LH"]:
+    def centre(self, kind: Literal["logits", "softmax"] = "logits") -> Float[Tensor, "*LH"]:
         """The mean log2 frequency, weighted by the positive shares of the variance, in octaves.
 
-        0 is one radian per position, in either direction; NaN without a positive share.
+        ``softmax``: of the variance within queries. They differ if a pair adds a large term to all logits of a query,
+        which the softmax ignores. 0 is one radian per position, in either direction; NaN without a positive share.
         """
         rotated = self.frequencies.nan_to_num() != 0
-        weight = self.shares.logits[..., 1:-1].clamp(min=0) * rotated
+        weight = getattr(self.shares, kind)[..., 1:-1].clamp(min=0) * rotated
         octaves = torch.where(rotated, self.frequencies.abs(), torch.ones_like(self.frequencies)).log2()
         return (weight * octaves).sum(-1) / weight.sum(-1)
 

@@ -207,11 +207,11 @@ def head_records(
     columns |= {} if shares is None else {name: getattr(shares, name) for name in _SHARES}
     lists: dict[str, Float[np.ndarray, "H n"]] = {"profile": patterns.profile}
     if use is not None:
-        columns["centre"] = use.centre().tolist()
+        columns["centre"] = use.centre("softmax").tolist()
         columns["massive_q"], columns["massive_k"] = (share.tolist() for share in use.massive())
         rotated = use.frequencies.nan_to_num().any(-1, keepdim=True).expand_as(use.norms)  # a head may have no rotation
         lists["norm_use"] = use.norm_shares().masked_fill(~rotated, torch.nan).cpu().numpy()
-        lists["variance_use"] = use.shares.logits.masked_fill(~rotated[:, :1], torch.nan).cpu().numpy()
+        lists["variance_use"] = use.shares.softmax.masked_fill(~rotated[:, :1], torch.nan).cpu().numpy()
         if offsets is not None:
             weight = use.norms[:, 1:].to(offsets.strength.device) * offsets.strength.isfinite()
             columns["offset"] = ((weight * offsets.strength.nan_to_num()).sum(-1) / weight.sum(-1)).tolist()

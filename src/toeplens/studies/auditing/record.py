@@ -94,7 +94,7 @@ class HeadRecord(_LayerKey):
     profile: tuple[_Weight, ...] = ()
     # share of the mean of ||q|| ||k||: in the dimensions without rotation, then by frequency in the layer's order
     norm_use: tuple[FiniteFloat, ...] = ()
-    variance_use: tuple[FiniteFloat, ...] = ()  # Cov(L_t, L) / Var(L) of the logits, likewise, and last of a bias
+    variance_use: tuple[FiniteFloat, ...] = ()  # Cov(L_t, L) / Var(L) within queries, likewise, and last of a bias
     decay: KernelDecay | None = None  # of the mean logit with distance; None without an offset (cross attention)
     kernel: SpectrumRange | None = None  # of the head's offset bias; None without one
 

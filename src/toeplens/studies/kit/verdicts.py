@@ -58,6 +58,7 @@ class Contrast:
     terms: tuple[tuple[float, tuple[float, ...]], ...]  # weights, and values of the models
     grain: float = GRAIN  # minimum standard deviation of a model's value, such as a test accuracy's sampling error
     missing: str = ""  # how many models have no value, and why; empty if all have one
+    units: str = "seeds"  # what there is one value of
 
     @property
     def seeds(self) -> int:
@@ -171,9 +172,10 @@ class Comparison:
                     f"about {count / self.mean.seeds:.1f} times as many models if mean and spread stay the same (now "
                     f"{' and '.join(counts)})"
                 )
-            return f"about {count} seeds if mean and spread stay the same (now {self.mean.seeds})"
+            return f"about {count} {self.mean.units} if mean and spread stay the same (now {self.mean.seeds})"
         distance, error = abs(self.mean.value - threshold), self.mean.error
-        return f"far more seeds: the mean is {distance:.3f} from the threshold, with a standard error of {error:.3f}"
+        margin = f"the mean is {distance:.3f} from the threshold, with a standard error of {error:.3f}"
+        return f"far more {self.mean.units}: {margin}"
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,10 @@ def _with_units(finding: Finding, units: str) -> Finding:
         text.replace(" seeds", f" {units}").replace(" seed)", f" {units[:-1]})")
         for text in (finding.evidence, finding.missing)
     )
-    return replace(finding, evidence=evidence, missing=wanting)
+    comparison = finding.comparison
+    if comparison is not None:
+        comparison = replace(comparison, mean=replace(comparison.mean, units=units))
+    return replace(finding, evidence=evidence, missing=wanting, comparison=comparison)
 
 
 def is_over_units(finding: Finding, study: PretrainedState) -> bool:
