@@ -20,6 +20,7 @@ from toeplens.papers.mathematics import EXPERIMENTS, Theory
 from toeplens.papers.positional_symbolic.pretrained.parts import PartRunner
 from toeplens.papers.positional_symbolic.pretrained.study import compare_by_text
 from toeplens.studies import grid
+from toeplens.studies.auditing.inputs import read_text
 from toeplens.studies.grid import language
 from toeplens.studies.grid.measures import matrix
 from toeplens.studies.kit.study import read_record
@@ -168,16 +169,16 @@ def test_a_pretrained_record_is_complete_and_every_pass_is_proved(name: str) -> 
 
 @pytest.mark.heavy
 def test_a_recorded_audit_of_qwen_is_repeated_by_its_weights() -> None:
-    """The first text's audit, with today's program: every number of its heads, which include logits of a thousand."""
+    """The audit of a sequence of the novel: every number of its heads, with logits of a thousand."""
     models = RESULTS.parent / "models"
     if not (models / QWEN).exists() or not (models / "texts").exists():
         pytest.skip("make real-models fetches the model and the texts")
     record = recorded_state(QWEN)
-    texts = {name: (models / "texts" / f"{name}.txt").read_text("utf-8") for name in record.plan.texts}
+    texts = {name: read_text(models / "texts" / f"{name}.txt") for name in record.plan.texts}
     runner = PartRunner(
         load_model(models / QWEN, device="cpu"), replace(record.plan, texts=texts), models, lambda *_: 0
     )
-    actual, expected = runner._audit_part("text-0"), record.audits["text-0"]
+    actual, expected = runner._audit_part("text-4"), record.audits["text-4"]
     assert max(layer.logit for layer in expected.layers) > 1000
     for column in ("positional", "symbolic", "toeplitz", "centre", "previous", "induction", "first", "entropy"):
         values = ([getattr(head, column) for head in audit.heads] for audit in (actual, expected))
