@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from toeplens.studies.kit.study import StudyState
 
 PARTS = ("core", "others", "partial", "mla", "factors", "factors-back", "ladder", "mechanism")
-BUILTIN_STUDIES = ("canonical", "canonical-smoke", "language", "language-large", "language-smoke")
+BUILTIN_STUDIES = ("canonical", "canonical-smoke", "language", "language-large", "language-smoke", "multihop")
 _PART_NAMES, _BUILTIN_NAMES = ", ".join(PARTS), ", ".join(BUILTIN_STUDIES)
 
 

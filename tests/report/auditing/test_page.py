@@ -183,7 +183,7 @@ def test_the_strongest_heads_of_each_kind_are_named() -> None:
     page, chosen = RECORD.page(), notable_heads(RECORD)
     previous = max(RECORD.heads, key=lambda head: head.previous or 0)
     assert len(chosen) == 10
-    assert set(chosen.values()) == {"previous", "induction", "positional"}
+    assert set(chosen.values()) == {"previous", "induction", "duplicate", "positional"}
     for name in set(chosen.values()):
         top = max(range(len(RECORD.heads)), key=lambda i: getattr(RECORD.heads[i], name))
         assert top in chosen
