@@ -16,6 +16,7 @@ from tests.report.grid.state import recorded_grid
 
 from toeplens.cli.export import AUTHORS, LICENSE, TITLE
 from toeplens.papers.deposit import PAPER as DEPOSIT
+from toeplens.papers.positional_symbolic import FOLLOW_UP
 from toeplens.papers.positional_symbolic import PAPER as SYMBOLIC
 from toeplens.report import PAGE, Figure
 from toeplens.studies.auditing import save_audit
@@ -122,7 +123,7 @@ def test_the_cited_works(toeplens: Toeplens):
     assert "arXiv:2505.13027" in output
     assert "arXiv:2511.11579" in output
     entries = re.findall(r"^@(\w+)\{([\w-]+),$", toeplens("cite", "--bibtex").out, re.MULTILINE)
-    assert entries == [("software", "toeplens"), ("misc", DEPOSIT.key), ("misc", SYMBOLIC.key)]
+    assert entries == [("software", "toeplens"), ("misc", DEPOSIT.key), ("misc", SYMBOLIC.key), ("misc", FOLLOW_UP.key)]
 
 
 def test_every_component_of_a_runs_encoding_is_cited(toeplens: Toeplens, tmp_path: Path):

@@ -25,11 +25,12 @@ def cite(
     from toeplens import encodings
     from toeplens.cli import console
     from toeplens.papers.deposit import PAPER as DEPOSIT
+    from toeplens.papers.positional_symbolic import FOLLOW_UP
     from toeplens.papers.positional_symbolic import PAPER as SYMBOLIC
     from toeplens.utils.citations import Citation, citations_of
 
     program = Citation(TITLE, (f"{{{AUTHORS}}}",), f"{TITLE}: {ABOUT}", version=__version__, license=LICENSE)
-    papers = [DEPOSIT, SYMBOLIC]
+    papers = [DEPOSIT, SYMBOLIC, FOLLOW_UP]
     texts = {name: encodings.get(name).citation for name in ([] if directory is None else _encodings(directory))}
     encoding_papers: dict[str, Citation] = {}  # a paper of several encodings is one entry
     for entry in itertools.chain.from_iterable(citations_of(text, name) for name, text in texts.items()):

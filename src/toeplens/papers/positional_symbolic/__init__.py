@@ -24,6 +24,7 @@ PAPER = Citation(
     year=2025,
     arxiv="2511.11579",
 )
+# for citations: the multi-hop tasks
 FOLLOW_UP = Citation(
     key="urrutia2026positional",
     authors=(
