@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -11,7 +12,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     StrictBool,
     ValidationError,
     field_validator,
@@ -127,7 +127,7 @@ class DecoderConfig(BaseModel):
     attention_scale: float | None = Field("published", gt=0, validate_default=True)  # last: reads the others
 
     @model_serializer(mode="wrap")
-    def _without_added_field(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_added_field(self, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """Without ``parallel`` if it is False, so that the names of runs are those before it was added."""
         return {name: value for name, value in handler(self).items() if name != "parallel" or value}
 
