@@ -212,18 +212,19 @@ def test_a_single_model_has_a_page_and_titles_are_escaped(tmp_path: Path) -> Non
 def test_accuracy_by_group_is_drawn_during_training_and_by_length(state: GridStudy) -> None:
     """Two groups in the models of one encoding, whose means over seeds are the points of its panel."""
     groups = {"1 hop": 0.75, "2 hops": 0.25}
-    cells, (task, label) = list(state.results.cells), ("index", "rope")
+    cells, (task, label), lengths = list(state.results.cells), ("index", "rope"), set[int]()
     for n, cell in enumerate(cells):
         if (cell.key.task, cell.key.label) == (task, label):
             shifted = {name: value + 0.001 * cell.key.seed for name, value in groups.items()}
             extrapolation = cell.measure("extrapolation")
             rows = [replace(row, groups=shifted) for row in extrapolation.rows if row.accuracy is not None]
+            lengths |= {row.length for row in rows}
             measures = cell.measures | {"extrapolation": replace(extrapolation, rows=tuple(rows)).to_dict()}
             probed = [{"step": step, "accuracy": 0.5, "groups": shifted} for step in (0, 9)]
             cells[n] = replace(cell, probe_rows=probed, measures=measures)
     page = replace(state, results=Results(cells)).page()
     seeds = [cell.key.seed for cell in cells if (cell.key.task, cell.key.label) == (task, label)]
-    for name, axis, places in (("groups-step", "step", 2), ("groups-length", "length", len(FACTORS))):
+    for name, axis, places in (("groups-step", "step", 2), ("groups-length", "length", len(lengths))):
         drawn = rows_of(page, name)
         assert len(drawn) == places * len(groups)
         assert len({row[axis] for row in drawn}) == places
