@@ -31,6 +31,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from toeplens.backends.hf import capture_and_compare
+from toeplens.encodings.cpu_products import fast_products
 from toeplens.lens import PatternSums
 from toeplens.model import Decoder, DecoderConfig
 from toeplens.studies import audit
@@ -199,7 +200,10 @@ def programs_of(spec: RunSpec, execution: Execution) -> dict[str, tuple[nn.Modul
 
 
 def step_of(spec: RunSpec, model: nn.Module, compiled: bool, batch: int, execution: Execution) -> Callable[[], None]:
-    """One step: forward, backward, AdamW; bfloat16 products where the execution has them, for all."""
+    """One step: forward, backward, AdamW; bfloat16 products where the execution has them, for all.
+
+    toeplens computes its products as `toeplens.training.train` does (`fast_products`).
+    """
     run = torch.compile(model, dynamic=False) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=spec.lr, betas=spec.betas, fused=True)
     length, device = spec.task_options["length"], execution.device
@@ -214,7 +218,7 @@ def step_of(spec: RunSpec, model: nn.Module, compiled: bool, batch: int, executi
         F.cross_entropy(logits.float().flatten(0, -2), labels.flatten()).backward()
         optimizer.step()
 
-    return step
+    return fast_products()(step) if isinstance(model, Decoder) else step
 
 
 def count_flops(spec: RunSpec, model: nn.Module, execution: Execution, texts: int = 2) -> float:
