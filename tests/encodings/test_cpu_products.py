@@ -83,16 +83,46 @@ def test_products_are_rounded_to_float32(shape: tuple[int, ...]) -> None:
 class Rounding(TorchFunctionMode):
     """Matrices are rounded to bfloat16 before products."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs: list[Any] = []
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.Tensor.__matmul__, torch.bmm):
+            self.inputs.extend(args)
             args = [x.bfloat16().float() for x in args]
         return func(*args, **(kwargs or {}))
 
 
-def test_rounding_to_bfloat16_is_noticed() -> None:
-    assert cpu_products._is_exact(64)
-    with Rounding():
-        assert not cpu_products._is_exact(64)
+@pytest.mark.parametrize("default", [torch.float32, torch.float64])
+def test_rounding_to_bfloat16_is_noticed(default: torch.dtype) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        assert cpu_products._is_exact(64)
+        assert {x.dtype for x in products_of(64)} == {torch.float32}
+        with Rounding():
+            assert not cpu_products._is_exact(64)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def products_of(side: int) -> list[Any]:
+    """What the test of exactness multiplies."""
+    with Rounding() as recorded:
+        cpu_products._is_exact(side)
+    return recorded.inputs
+
+
+def test_a_setting_for_one_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cannot_be_read() -> str:
+        raise RuntimeError
+
+    monkeypatch.setattr(cpu_products, "_onednn_is_faster", lambda: True)
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", cannot_be_read)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda value: pytest.fail(value))
+    with fast_products():
+        pass
 
 
 @pytest.mark.parametrize("exact", [True, False])

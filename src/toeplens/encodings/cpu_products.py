@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,7 +27,7 @@ def fast_products() -> Iterator[None]:
     Applies to all threads, as torch's setting does. Does nothing on other processors, or if torch has a GPU.
     """
     global _users, _before
-    if not _onednn_is_faster():
+    if not _onednn_is_faster() or _current_setting() is None:
         yield
         return
     with _LOCK:
@@ -61,22 +62,29 @@ def _onednn_is_faster() -> bool:
 @cache
 def medium_is_exact() -> bool:
     """Whether float32 products are not rounded to bfloat16 here if they may be; False if torch has a GPU."""
-    if torch.cuda.is_available():
-        return False
+    with _LOCK:
+        before = None if torch.cuda.is_available() else _current_setting()
+        if before is None:
+            return False
+        torch.set_float32_matmul_precision("medium")
+        try:
+            with torch.autocast("cpu", enabled=False):
+                return all(map(_is_exact, _SIDES))
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+
+def _current_setting() -> str | None:
+    """torch's setting; None if it was set for one library only, of which torch cannot read a common value."""
     try:
-        before = torch.get_float32_matmul_precision()
-    except RuntimeError:  # set for one library only
-        return False
-    torch.set_float32_matmul_precision("medium")
-    try:
-        with torch.autocast("cpu", enabled=False):
-            return all(map(_is_exact, _SIDES))
-    finally:
-        torch.set_float32_matmul_precision(before)
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None
 
 
 def _is_exact(side: int) -> bool:
     """Whether a product with the identity changes nothing, alone and in a batch."""
-    x, identity = torch.linspace(0.1, 0.9, side * side).view(side, side), torch.eye(side)
+    kind: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}  # whatever torch's defaults are
+    x, identity = torch.linspace(0.1, 0.9, side * side, **kind).view(side, side), torch.eye(side, **kind)
     products = identity @ x, x @ identity, torch.bmm(identity.expand(2, -1, -1), x.expand(2, -1, -1))
     return all(bool((product == x).all()) for product in products)

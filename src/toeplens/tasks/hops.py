@@ -44,7 +44,7 @@ class _Hops(SizedTask):
 
     def vocab_and_labels(self) -> tuple[int, range]:
         hop_tokens = self.hops + 1 - self.fewest_hops if self.query_tokens > 1 else 0
-        return 1 + self.link_tokens + self.distractors + hop_tokens, range(self.links)
+        return self._hop_token + hop_tokens, range(self.links)
 
     @property
     def _hop_token(self) -> int:
@@ -57,7 +57,7 @@ class _Hops(SizedTask):
             return {}
         stated = examples.tokens[np.arange(len(examples)), examples.lengths - 2] - self._hop_token
         return {
-            f"{hops} {'hop' if hops == 1 else 'hops'}": stated == hops - self.fewest_hops
+            f"{hops} hop{'s' * (hops > 1)}": stated == hops - self.fewest_hops
             for hops in range(self.fewest_hops, self.hops + 1)
         }
 
