@@ -213,22 +213,51 @@ class Finding:
 
 
 @renamed
-def above(what: str, values: Values | Contrast, threshold: float, *, unit: str = "", grain: float = GRAIN) -> Finding:
-    """Is the mean of ``values`` (one per seed), or a `Contrast`, above ``threshold``? Decided by `RULE`."""
-    return within(what, values, threshold, np.inf, unit=unit, grain=grain)
+def above(
+    what: str,
+    values: Values | Contrast,
+    threshold: float,
+    *,
+    unit: str = "",
+    grain: float = GRAIN,
+    units: str = "seeds",
+) -> Finding:
+    """Is the mean of ``values`` (one per seed), or a `Contrast`, above ``threshold``? Options as in `within`."""
+    return within(what, values, threshold, np.inf, unit=unit, grain=grain, units=units)
 
 
 @renamed
-def below(what: str, values: Values | Contrast, threshold: float, *, unit: str = "", grain: float = GRAIN) -> Finding:
-    """Is the mean of ``values`` (one per seed), or a `Contrast`, below ``threshold``? Decided by `RULE`."""
-    return within(what, values, -np.inf, threshold, unit=unit, grain=grain)
+def below(
+    what: str,
+    values: Values | Contrast,
+    threshold: float,
+    *,
+    unit: str = "",
+    grain: float = GRAIN,
+    units: str = "seeds",
+) -> Finding:
+    """Is the mean of ``values`` (one per seed), or a `Contrast`, below ``threshold``? Options as in `within`."""
+    return within(what, values, -np.inf, threshold, unit=unit, grain=grain, units=units)
 
 
 def within(
-    what: str, values: Values | Contrast, low: float, high: float, *, unit: str = "", grain: float = GRAIN
+    what: str,
+    values: Values | Contrast,
+    low: float,
+    high: float,
+    *,
+    unit: str = "",
+    grain: float = GRAIN,
+    units: str = "seeds",
 ) -> Finding:
-    """Is the mean of ``values``, or a `Contrast`, between two thresholds? Decided by `RULE`."""
-    mean = values if isinstance(values, Contrast) else mean_contrast(values, grain)
+    """Is the mean of ``values``, or a `Contrast`, between two thresholds? Decided by `RULE`.
+
+    Arguments
+        unit   of the values, for the evidence
+        grain  minimum standard deviation of a value
+        units  what there is one value of
+    """
+    mean = values if isinstance(values, Contrast) else replace(mean_contrast(values, grain), units=units)
     if mean.seeds == 0:
         return unknown_finding(what, NO_RUNS + (f" ({mean.missing})" if mean.missing else ""), NO_RUNS)
     if not mean.has_values:
@@ -237,14 +266,15 @@ def within(
     finite = [bound for bound in (low, high) if np.isfinite(bound)]
     limits = f"threshold{'s' if len(finite) > 1 else ''} {' to '.join(f'{bound:.3g}' for bound in finite)}"
     if mean.seeds < MIN_SEEDS:
-        seeds_text = f"{mean.seeds} seed{'s' if mean.seeds > 1 else ''}"
+        seeds_text = f"{mean.seeds} {mean.units if mean.seeds > 1 else mean.units[:-1]}"
         text = f"{what}: {mean.value:.3f}{unit} ({seeds_text}), {limits}"
         margin = min(mean.value - low, high - mean.value)
         verdict: Verdict = "leans to hold" if margin > 0 else "leans to fail" if margin < 0 else "undecided"
-        return Finding(verdict, text, missing=f"{MIN_SEEDS} seeds (now {mean.seeds})", comparison=comparison)
+        return Finding(verdict, text, missing=f"{MIN_SEEDS} {mean.units} (now {mean.seeds})", comparison=comparison)
     ends = mean.interval(LEVEL)
     counts = dict.fromkeys(str(len(samples)) for _, samples in mean.terms)
-    text = f"{what}: {mean.value:.3f}{unit} [{ends[0]:.3f}, {ends[1]:.3f}] over {' and '.join(counts)} seeds, {limits}"
+    over = f"{' and '.join(counts)} {mean.units}"
+    text = f"{what}: {mean.value:.3f}{unit} [{ends[0]:.3f}, {ends[1]:.3f}] over {over}, {limits}"
     finding = Finding("undecided", text, *comparison.p_values(), missing=comparison.missing(), comparison=comparison)
     return replace(finding, verdict=finding.verdict_at(LEVEL))
 

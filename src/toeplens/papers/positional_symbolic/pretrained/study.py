@@ -65,18 +65,6 @@ _MIN_LOST, _MAX_LOST = 0.5, 0.1  # of the needles
 _BASELINES = {"random": "random weights", "shuffled": "tokens in random order"}
 
 
-def _with_units(finding: Finding, units: str) -> Finding:
-    """The finding with its units (sequences, questions) in place of seeds."""
-    evidence, wanting = (
-        text.replace(" seeds", f" {units}").replace(" seed)", f" {units[:-1]})")
-        for text in (finding.evidence, finding.missing)
-    )
-    comparison = finding.comparison
-    if comparison is not None:
-        comparison = replace(comparison, mean=replace(comparison.mean, units=units))
-    return replace(finding, evidence=evidence, missing=wanting, comparison=comparison)
-
-
 def is_over_units(finding: Finding, study: PretrainedState) -> bool:
     """Whether a finding compares one number per sequence or group of sequences."""
     return f" over {len(study.plan.sequence_keys)} {study.plan.units}," in finding.evidence
@@ -94,7 +82,7 @@ def _correspondence(study: PretrainedState) -> list[Finding]:
     findings = []
     for part, mask in heads.layer_groups.items():
         correlations = heads.correlations("positional", "centre", mask)
-        findings.append(_with_units(above(f"{quantity}, {part}", correlations, _STRONG), study.plan.units))
+        findings.append(above(f"{quantity}, {part}", correlations, _STRONG, units=study.plan.units))
     return findings
 
 
@@ -111,8 +99,7 @@ def _learned(study: PretrainedState) -> list[Finding]:
         for part, mask in heads.layer_groups.items():
             values = (entry.correlations("positional", "centre", mask) for entry in (heads, other))
             pairs = zip(*values, strict=True)
-            finding = above(f"{quantity} {words}, {part}", [a - b for a, b in pairs], _LEARNED)
-            finding = _with_units(finding, study.plan.units)
+            finding = above(f"{quantity} {words}, {part}", [a - b for a, b in pairs], _LEARNED, units=study.plan.units)
             findings.append(finding if kind == "random" else supporting(finding))
     return findings
 
@@ -128,8 +115,10 @@ def _previous_fast(study: PretrainedState) -> list[Finding]:
     def frequency_gap(columns: dict[str, np.ndarray]) -> float:
         return float(np.nanmean(columns["centre"][selected]) - np.nanmean(columns["centre"][~selected]))
 
-    finding = above(f"{quantity} ({int(selected.sum())} heads)", heads.by_text(frequency_gap), _MIN_OCTAVES)
-    findings = [_with_units(finding, study.plan.units)]
+    finding = above(
+        f"{quantity} ({int(selected.sum())} heads)", heads.by_text(frequency_gap), _MIN_OCTAVES, units=study.plan.units
+    )
+    findings = [finding]
     words = "their fastest quarter frozen − their slowest quarter frozen"
     findings += _compare_effects(study, "fast-still", "slow-still", "copying", words, 0.1)
     return findings
@@ -144,14 +133,14 @@ def _pure(study: PretrainedState) -> list[Finding]:
         if counts is None:
             findings += _missing(study, quantity, _NO_SHARES)
         else:
-            findings.append(_with_units(above(quantity, counts, 0.5), study.plan.units))
+            findings.append(above(quantity, counts, 0.5, units=study.plan.units))
     for name, counts in trained.items():
         quantity, baseline_counts = f"that number ({name}) − that with random weights", baseline[name]
         if counts is None or baseline_counts is None:
             findings += map(supporting, _missing(study, quantity, _NO_SHARES))
         else:
             excess = [count - other for count, other in zip(counts, baseline_counts, strict=True)]
-            findings.append(supporting(_with_units(above(quantity, excess, 0.5), study.plan.units)))
+            findings.append(supporting(above(quantity, excess, 0.5, units=study.plan.units)))
     return findings
 
 
@@ -192,9 +181,9 @@ def _causal(study: PretrainedState) -> list[Finding]:
                 else _missing(study, quantity, _NO_PREDICTION)
             )
         elif name == "no-retrieval":
-            findings.append(_with_units(above(quantity, values, _MIN_LOST, grain=deviation(_MIN_LOST)), "needles"))
+            findings.append(above(quantity, values, _MIN_LOST, grain=deviation(_MIN_LOST), units="needles"))
         else:
-            findings.append(_with_units(below(quantity, values, _MAX_LOST, grain=deviation(_MAX_LOST)), "needles"))
+            findings.append(below(quantity, values, _MAX_LOST, grain=deviation(_MAX_LOST), units="needles"))
     return findings
 
 
@@ -229,7 +218,7 @@ def _compare_effects(
     nats = [[item.changed_nats for item in group if item.changed_nats is not None] for group in items]
     if not all(nats):
         return [unknown_finding(quantity, "the model has no such heads")]
-    return [_with_units(above(quantity, [a - b for a, b in zip(*nats, strict=True)], threshold), "items")]
+    return [above(quantity, [a - b for a, b in zip(*nats, strict=True)], threshold, units="items")]
 
 
 def _symbolic(study: PretrainedState) -> list[Finding]:
@@ -246,10 +235,10 @@ def _symbolic(study: PretrainedState) -> list[Finding]:
 
     if not np.isfinite(heads.columns["symbolic"]).any():
         return [unknown_finding(quantity, _NO_SHARES)]
-    findings = [_with_units(above(quantity, share_gap("symbolic"), _LEARNED), study.plan.units)]
+    findings = [above(quantity, share_gap("symbolic"), _LEARNED, units=study.plan.units)]
     slower = "frequency of the retrieval heads − of the others (octaves)"
     if study.plan.turns:
-        return [*findings, supporting(_with_units(below(slower, share_gap("centre"), 0.0), study.plan.units))]
+        return [*findings, supporting(below(slower, share_gap("centre"), 0.0, units=study.plan.units))]
     return [*findings, supporting(unknown_finding(slower, _NO_ROTATION))]
 
 
