@@ -179,6 +179,15 @@ def short_citation(source: str) -> str:
     return source
 
 
+def learning_note(entry: Mapping[str, Any]) -> str:
+    """The verdicts in the worst and the best case of the models that are still learning, if one differs."""
+    cases = entry["with_learning"]
+    ends = [verdict_text(cases[name]) for name in ("worst", "best")] if cases else []
+    if {*ends} <= {verdict_text(entry["verdict"])}:
+        return ""
+    return f" (with models still learning: {' to '.join(dict.fromkeys(ends))})"
+
+
 def claims(*words: str, statement: bool = True) -> Iterator[str]:
     """A row per claim, with its verdict in each record: RECORDS [: CLAIMS] (default: all claims)."""
     split = words.index(":") if ":" in words else len(words)
@@ -190,7 +199,7 @@ def claims(*words: str, statement: bool = True) -> Iterator[str]:
             if not only or entry["id"] in only:
                 source = short_citation(entry["source"])
                 statements.setdefault(entry["id"], f"{entry['statement']} ({source})" if statement else source)
-                verdict = verdict_text(entry["verdict"])
+                verdict = verdict_text(entry["verdict"]) + learning_note(entry)
                 verdicts.setdefault(entry["id"], {})[name, entry["protocol"]] = verdict
     columns = sorted(
         {at for each in verdicts.values() for at in each}, key=lambda at: (names.index(at[0]), at[1] or "")

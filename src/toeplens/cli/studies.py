@@ -214,4 +214,6 @@ def claims(
                 console.echo(f"  {line}")
             for line in entry.missing:
                 console.echo(f"  missing: {line}")
+            if entry.learning_text:
+                console.echo(f"  {entry.learning_text}")
     console.echo(state.rule)

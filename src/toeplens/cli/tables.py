@@ -59,7 +59,8 @@ def print_claims(entries: Sequence[LedgerEntry], *, full: bool = False) -> None:
     protocols = list(dict.fromkeys(entry.protocol for entry in entries))
     headers = ["verdict" if protocol is None else f"{protocol} protocol" for protocol in protocols]
     verdicts = {
-        (each.claim, each.protocol): Text(verdict_text(each.verdict), _COLOURS[each.verdict]) for each in entries
+        (each.claim, each.protocol): Text(verdict_text(each.verdict) + "*" * each.is_sensitive, _COLOURS[each.verdict])
+        for each in entries
     }
     claims = dict.fromkeys(entry.claim for entry in entries)
     rows = {claim: [verdicts.get((claim, protocol), "–") for protocol in protocols] for claim in claims}
@@ -72,6 +73,8 @@ def print_claims(entries: Sequence[LedgerEntry], *, full: bool = False) -> None:
     with_statement = out.width - used_width >= _STATEMENT_WIDTH
     lines = [[claim.id, *row, *([claim.statement] * with_statement)] for claim, row in rows.items()]
     print_table(None, ["claim", *headers, *(["statement"] * with_statement)], lines, brief=with_statement)
+    if any(entry.is_sensitive for entry in entries):
+        echo("* might differ if the models that are still learning counted: toeplens claims DIR --evidence")
     echo("Rules and sources: toeplens claims DIR --full")
 
 

@@ -142,8 +142,11 @@ def test_unfinished_models_are_excluded_from_accuracies(name: str) -> None:
     if name in FROM_CURVES - FROM_SPEED:
         assert {part.has_data for part in actual.findings} == {False}
         assert actual.verdict == "undecided"
+        assert actual.extremes is not None
+        assert actual.extremes[1] in ("holds", "holds in part")
     else:
         assert actual.verdict == "holds"
+        assert actual.extremes is None
 
 
 @every_claim

@@ -260,6 +260,21 @@ def test_unfinished_models_do_not_count():
     assert "8 of 8 and 0 of 8 models" in actual["index-needs-high-frequencies"].evidence[0]
     assert actual["retrieval-u"].verdict == "undecided"
     assert actual["index-inverted-u"].verdict == actual["retrieval-needs-low-frequencies"].verdict == "holds"
+    assert actual["index-needs-high-frequencies"].extremes == ("holds", "holds"), "wherever they end"
+    assert actual["retrieval-u"].extremes == ("holds", "holds")
+    assert actual["index-inverted-u"].extremes is None
+
+
+@pytest.mark.parametrize(("task", "name", "sign"), [("index", "index-inverted-u", 1), ("retrieval", "retrieval-u", -1)])
+def test_scans_are_also_judged_at_the_ends_of_unfinished_models(task: str, name: str, sign: int):
+    labels = {True: [f"turn/{value:g}" for value in (SCAN[0], SCAN[-1])], False: [f"turn/{x:g}" for x in SCAN[1:-1]]}
+    places = {outer: [(task, label) for label in group] for outer, group in labels.items()}
+    entry = judged(with_changes(*places[True], *places[False], settled=False))[name]
+    assert entry.verdict == "undecided"
+    assert "no seed has a complete scan" in entry.evidence[0]
+    verdicts = [judged(with_changes(*places[outer], accuracy=1.0), only=name)[name].verdict for outer in (True, False)]
+    assert entry.extremes == tuple(verdicts[::sign])
+    assert set(verdicts) == {"holds", "fails"}
 
 
 def test_missing_initial_measures_give_no_support():

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.papers.deposit.synthetic_studies import SyntheticModel, make_cell
 
-from toeplens.studies import Claim, Finding, Verdict, above, judge_all, supporting
-from toeplens.studies.kit.claims import adjust, findings_of
-from toeplens.studies.kit.verdicts import LEVEL, OPEN_VERDICTS, claim_p_value, combine, holm, unknown_finding
+from toeplens.studies import CellKey, CellResult, Claim, Finding, Results, Verdict, above, judge, judge_all, supporting
+from toeplens.studies.kit.claims import LedgerEntry, MeanTest, adjust, findings_of
+from toeplens.studies.kit.results import ACCURACY
+from toeplens.studies.kit.verdicts import (
+    LEVEL,
+    OPEN_VERDICTS,
+    SIGNS,
+    claim_p_value,
+    combine,
+    holm,
+    unknown_finding,
+    worst_and_best,
+)
 
 NEAR = [0.2, 0.201, 0.199, 0.2, 0.2]
 WEAK = [0.2, 0.1, 0.3, 0.45, 0.05]  # above 0 alone (p = 0.04), but not among three
@@ -132,3 +145,70 @@ def test_verdicts_of_the_parts_agree_with_the_claims_verdict(
     assert (bool(essential) and set(essential) == {"holds"}) == entry.verdict.startswith("holds")
     if entry.verdict.startswith("holds"):
         assert ("fails" in support) == (entry.verdict == "holds in part")
+
+
+# ---- models that are still learning ----------------------------------------------------------------------------------
+
+LABELS = "alibi", "nope"
+model = st.tuples(st.sampled_from([0.2, 0.5, 0.501, 0.52, 0.8, 1.0]), st.booleans())  # accuracy, whether it learns on
+
+
+def cells_of(study: dict[str, list[tuple[float, bool]]]) -> list[CellResult]:
+    """The models by encoding; ``gap`` is 0, so that the accuracy on training examples is the same."""
+    return [
+        make_cell(CellKey("paper", "trigger-distance", label, seed), SyntheticModel(accuracy, 0.0, settled=not learns))
+        for label, models in study.items()
+        for seed, (accuracy, learns) in enumerate(models)
+    ]
+
+
+def judged_cells(cells: Sequence[CellResult], low: float, high: float) -> LedgerEntry:
+    test = MeanTest(ACCURACY, *LABELS, above=low, below=high, task="trigger-distance")
+    check = lambda data: [test.finding(data, str, *LABELS)]  # noqa: E731
+    return judge([Claim("it", "", "", "", check)], Results(cells), ["paper"])[0]
+
+
+@given(st.lists(model, min_size=5, max_size=6), st.lists(model, min_size=5, max_size=5), st.sampled_from([0.0, 0.02]))
+def test_verdicts_with_unfinished_models_are_those_of_models_that_end_there(
+    first: list[tuple[float, bool]], second: list[tuple[float, bool]], threshold: float
+) -> None:
+    study = dict(zip(LABELS, (first, second), strict=True))
+    entry = judged_cells(cells_of(study), threshold, float("inf"))
+    if not any(learns for models in study.values() for _, learns in models):
+        assert entry.extremes is None
+        assert entry.learning_text == ""
+        return
+    findings = []
+    for ends in itertools.product((None, 1.0), repeat=2):  # every model of an encoding stays, or becomes perfect
+        ended = {
+            label: [(end if learns and end else accuracy, False) for accuracy, learns in models]
+            for (label, models), end in zip(study.items(), ends, strict=True)
+        }
+        findings.append(judged_cells(cells_of(ended), threshold, float("inf")))
+    worst, best = worst_and_best([each.findings[0] for each in findings])
+    assert entry.extremes == (worst.verdict, best.verdict)
+    assert entry.is_sensitive == (entry.extremes != (entry.verdict,) * 2)
+
+
+def test_unfinished_models_may_end_between_two_thresholds() -> None:
+    study = {"alibi": [(0.5, True)] * 5, "nope": [(0.5, False)] * 5}
+    entry = judged_cells(cells_of(study), 0.2, 0.3)
+    assert (entry.verdict, entry.extremes) == ("undecided", ("fails", "holds"))
+    assert entry.learning_text.endswith("at their present accuracy or at 1: from fails to holds")
+    assert entry.to_dict()["with_learning"] == {"worst": "fails", "best": "holds"}
+    certain = judged_cells(cells_of(study), -0.1, 0.6)
+    assert (certain.verdict, certain.extremes) == ("undecided", ("holds", "holds"))
+    assert certain.learning_text.endswith(": holds")
+
+
+def test_diverged_models_leave_a_claim_open_whatever_the_others_do() -> None:
+    *cells, last = cells_of({"alibi": [(0.5, True)] * 5, "nope": [(0.5, False)] * 5})
+    entry = judged_cells([*cells, replace(last, status="diverged")], 0.0, float("inf"))
+    assert (entry.verdict, entry.extremes) == ("undecided", ("undecided", "undecided"))
+
+
+@pytest.mark.parametrize("name", ["holds", "fails", "leans to hold", "leans to fail", "undecided"])
+def test_the_worst_finding_comes_first(name: Verdict) -> None:
+    finding, undecided = Finding(name, "it"), Finding("undecided", "it")
+    pair = worst_and_best([undecided, finding])
+    assert [SIGNS.get(each.verdict, 0) for each in pair] == sorted([0, SIGNS.get(name, 0)])

@@ -11,7 +11,7 @@ the encodings gptj and nope.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite, pi
 from pathlib import Path
@@ -40,6 +40,7 @@ from toeplens.studies.kit.verdicts import (
     opposite,
     supporting,
     unknown_finding,
+    worst_and_best,
 )
 
 INDEX, RETRIEVAL, MIX = "index", "retrieval", "mix"
@@ -125,8 +126,9 @@ def _exceeds(data: ClaimData, task: str) -> list[Finding]:
     skill = replace(_skill(task), is_defined=lambda cell: cell.status == "complete")
     for label in labels:
         stopped = all(cell.settled for cell in data.results.cells_of(task, label))
-        [finding] = MeanTest(skill, label, below=_HALF, task=task)(data)
-        findings.append(one_sided(finding, holds=stopped, fails=True, cause="models that are still learning"))
+        finding, settled = (MeanTest(each, label, below=_HALF, task=task)(data)[0] for each in (skill, _skill(task)))
+        finding = one_sided(finding, holds=stopped, fails=True, cause="models that are still learning")
+        findings.append(replace(finding, extremes=settled.extremes))
     return findings
 
 
@@ -234,12 +236,35 @@ def _scan(data: ClaimData, task: str, sign: int) -> list[Finding]:
     if len(columns) < 3:
         reason = "no scan with at least three frequencies"
         return [unknown_finding(f"accuracy on {task} by frequency", reason, "a scan called turn")]
-    rows = {column.value or 0.0: ACCURACY.by_seed(data.results.cells_of(task, column.label)) for column in columns}
+    cells = {column.value or 0.0: data.results.cells_of(task, column.label) for column in columns}
+    note = excluded_note(data.results, ACCURACY, task, *(column.label for column in columns))
+    findings = _inner_findings(task, sign, {value: ACCURACY.by_seed(each) for value, each in cells.items()}, note)
+    if all(ACCURACY.is_defined(cell) for each in cells.values() for cell in each):
+        return findings
+    ranges = {value: ACCURACY.ranges_by_seed(each) for value, each in cells.items()}
+
+    def extreme(best: bool) -> list[Finding]:
+        """The findings if the models that are still learning support the claim as much, or as little, as they may."""
+        rows = {}
+        for value, row in ranges.items():
+            is_end = value in (columns[0].value, columns[-1].value)
+            rows[value] = {seed: pair[(best == (sign > 0)) != is_end] for seed, pair in row.items()}
+        return _inner_findings(task, sign, rows)
+
+    extremes = list(zip(extreme(False), extreme(True), strict=True))
+    if findings[0].has_data:
+        return [replace(finding, extremes=pair) for finding, pair in zip(findings, extremes, strict=True)]
+    worst, best = (worst_and_best(case)[0] for case in zip(*extremes, strict=True))
+    return [replace(findings[0], extremes=(worst, best))]
+
+
+def _inner_findings(task: str, sign: int, rows: Mapping[float, Mapping[int, float]], note: str = "") -> list[Finding]:
+    """An inner frequency against each end of the scan; accuracies by frequency and seed."""
     seeds = sorted(set.intersection(*(set(row) for row in rows.values())))
     if not seeds:
-        missing = excluded_note(data.results, ACCURACY, task, *(column.label for column in columns))
-        quantity = f"accuracy on {task} by frequency{missing}"
-        return [unknown_finding(quantity, "no seed has a complete scan", _COMPLETE_SCAN)]
+        return [
+            unknown_finding(f"accuracy on {task} by frequency{note}", "no seed has a complete scan", _COMPLETE_SCAN)
+        ]
     low, *inner, high = ([(value, row[seed]) for seed in seeds] for value, row in rows.items())
     return [_gap(task, sign, _select_inner(inner, sign), end) for end in (low, high)]
 

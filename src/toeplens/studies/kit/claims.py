@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import product
-from math import inf, sqrt
+from math import inf, isfinite, sqrt
 from pathlib import Path
 from string import Template
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 from toeplens.model import Protocol
-from toeplens.studies.kit.results import NO_STOPPING_RULE, ONLY_SKILLED_RULE, ModelValue, Results
+from toeplens.studies.kit.results import NO_STOPPING_RULE, ONLY_SKILLED_RULE, CellResult, ModelValue, Results
 from toeplens.studies.kit.verdicts import (
     LEVEL,
     NO_RUNS,
@@ -31,7 +33,9 @@ from toeplens.studies.kit.verdicts import (
     num_tests,
     part_verdicts,
     supporting,
+    verdict_text,
     within,
+    worst_and_best,
 )
 from toeplens.utils.files import read_yaml
 from toeplens.utils.formatting import join_list
@@ -88,12 +92,10 @@ class MeanTest:
     def finding(self, results: Results, title: Callable[[str], str], *labels: str) -> Finding:
         """The finding on the models of one label, or of one minus another; ``title`` names a label's models."""
         figure = self.figure
+        cells = [results.cells_of(self.task, label) for label in labels]
         what = self.what or figure.title + " − ".join(map(title, labels))
-        values = [figure.by_seed(results.cells_of(self.task, label)) for label in labels]
-        weights = self.of.values() if isinstance(self.of, Mapping) else (1.0, -1.0)
-        measured = contrast(*zip(weights, values, strict=False), grain=figure.grain)
         what += excluded_note(results, figure, self.task, *labels)
-        result = within(what, measured, self.above, self.below, unit=self.unit)
+        result = self._within(what, [figure.by_seed(each) for each in cells])
         wanting = result.missing
         if wanting == NO_RUNS and not isinstance(self.of, Mapping):  # no model counts: which runs are needed?
             untrained = [title(label) for label in dict.fromkeys(labels) if not results.cells_of(self.task, label)]
@@ -101,7 +103,33 @@ class MeanTest:
             if "not measured" in figure.missing_reason:
                 needed += "; to add missing measures, run the same command again (needs the weights)"
             wanting = f"finished models of {join_list(untrained)}" if untrained else figure.needed_runs or needed
-        return replace(result, missing=wanting, essential=self.essential)
+        return replace(result, missing=wanting, essential=self.essential, extremes=self._extremes(what, cells))
+
+    def _within(self, what: str, values: Sequence[Mapping[int, float]]) -> Finding:
+        """The finding on these values of the models of each label, by seed."""
+        weights = self.of.values() if isinstance(self.of, Mapping) else (1.0, -1.0)
+        measured = contrast(*zip(weights, values, strict=False), grain=self.figure.grain)
+        return within(what, measured, self.above, self.below, unit=self.unit)
+
+    def _extremes(self, what: str, cells: Sequence[Sequence[CellResult]]) -> tuple[Finding, Finding] | None:
+        """The worst and the best finding if the models that are still learning counted; None without such models.
+
+        With two thresholds, values between the models' extreme ones are tried as well, in steps of 1%.
+        """
+        ranges = [self.figure.ranges_by_seed(each) for each in cells]
+        counted = sum(self.figure.is_defined(cell) for each in cells for cell in each)
+        if not all(ranges) or sum(map(len, ranges)) == counted:
+            return None
+        signs = self.of.values() if isinstance(self.of, Mapping) else (1.0, -1.0)
+        findings = []
+        for share in np.linspace(0, 1, 101 if isfinite(self.above) and isfinite(self.below) else 2):
+            up = [share if sign > 0 else 1 - share for sign in signs]
+            values = [
+                {seed: low + rise * (high - low) for seed, (low, high) in row.items()}
+                for rise, row in zip(up, ranges, strict=False)
+            ]
+            findings.append(self._within(what, values))
+        return worst_and_best(findings)
 
 
 def excluded_note(results: Results, figure: ModelValue, task: str, *labels: str) -> str:
@@ -234,6 +262,8 @@ class LedgerEntry:
     findings      the parts
     error         two-sided error of the claim after correction
     alternatives  results of the alternative checks that have data
+    extremes      the worst and the best verdict if the models that are still learning counted, with the present
+                  accuracy of each or with 1; None if no model is left out because it is still learning
     """
 
     claim: Claim
@@ -243,6 +273,21 @@ class LedgerEntry:
     findings: tuple[Finding, ...]
     error: float = LEVEL
     alternatives: tuple[AlternativeCheck, ...] = ()
+    extremes: tuple[Verdict, Verdict] | None = None
+
+    @property
+    def is_sensitive(self) -> bool:
+        """Whether the verdict differs in the worst or the best case of the models that are still learning."""
+        return self.extremes is not None and {*self.extremes} != {self.verdict}
+
+    @property
+    def learning_text(self) -> str:
+        """The verdicts in the worst and the best case of the models that are still learning; empty without any."""
+        if self.extremes is None:
+            return ""
+        worst, best = map(verdict_text, self.extremes)
+        verdicts = "the same" if not self.is_sensitive else worst if worst == best else f"from {worst} to {best}"
+        return f"with the models that are still learning, at their present accuracy or at 1: {verdicts}"
 
     @property
     def evidence(self) -> list[str]:
@@ -283,6 +328,7 @@ class LedgerEntry:
             "protocol": self.protocol,
             "verdict": self.verdict,
             "uncorrected": self.uncorrected,
+            "with_learning": self.extremes and dict(zip(("worst", "best"), self.extremes, strict=True)),
             "evidence": self.evidence,
             "parts": parts,
             "missing": self.missing,
@@ -303,10 +349,22 @@ def judge_all(claims: Sequence[Claim[Data]], data: Data) -> list[LedgerEntry]:
 
 def _judge_ledger(cases: Sequence[tuple[Claim[Data], Protocol | None, Data]]) -> list[LedgerEntry]:
     groups = [findings_of(claim.check, data) for claim, _, data in cases]
-    return [
-        LedgerEntry(claim, protocol, verdict, plain, parts, error, _check_alternatives(claim, data))
-        for (claim, protocol, data), parts, (verdict, plain, error) in zip(cases, groups, adjust(groups), strict=True)
+    worst, best = (adjust([_extreme_findings(parts, index) for parts in groups]) for index in (0, 1))
+    extremes = [
+        (low[0], high[0]) if any(part.extremes for part in parts) else None
+        for parts, low, high in zip(groups, worst, best, strict=True)
     ]
+    return [
+        LedgerEntry(claim, protocol, verdict, plain, parts, error, _check_alternatives(claim, data), pair)
+        for (claim, protocol, data), parts, (verdict, plain, error), pair in zip(
+            cases, groups, adjust(groups), extremes, strict=True
+        )
+    ]
+
+
+def _extreme_findings(parts: Iterable[Finding], index: int) -> list[Finding]:
+    """The parts in the worst (0) or best case (1), if the models that are still learning counted."""
+    return [replace(part.extremes[index] if part.extremes else part, essential=part.essential) for part in parts]
 
 
 def adjust(claim_findings: Sequence[Sequence[Finding]]) -> list[tuple[Verdict, Verdict, float]]:

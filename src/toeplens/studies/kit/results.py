@@ -128,6 +128,11 @@ class CellResult(Record):
         last = [float(row["test_accuracy"]) for row in self.epochs[-2:]]
         return len(last) > 1 and abs(last[-1] - last[0]) < MIN_CHANGE
 
+    def if_settled(self, *perfect: str) -> CellResult:
+        """The cell as if the model had stopped learning, with these accuracies (``test``, ``fit``) at 1."""
+        steps = int(self.result.get("plateau") or 1)
+        return replace(self, result={**self.result, "plateau": steps} | {f"{name}_accuracy": 1.0 for name in perfect})
+
     @property
     def fit_accuracy(self) -> float:
         """Accuracy on training examples after the last epoch, without dropout; NaN if not measured."""
@@ -313,6 +318,22 @@ class ModelValue:
     def by_seed(self, cells: Iterable[CellResult]) -> SeedValues:
         """The values of the cells that count, at most one per seed."""
         return SeedValues({cell.key.seed: self.compute(cell) for cell in cells if self.is_defined(cell)})
+
+    def ranges_by_seed(self, cells: Iterable[CellResult]) -> dict[int, tuple[float, float]]:
+        """The smallest and the largest value that a model may reach; one value for models that count.
+
+        For models that do not count only because they are still learning, whose accuracies may end anywhere between
+        their present values and 1.
+        """
+        ranges = {}
+        for cell in cells:
+            if self.is_defined(cell):
+                ranges[cell.key.seed] = (self.compute(cell),) * 2
+            elif cell.status == "complete" and self.is_defined(ended := cell.if_settled()):
+                ends = [cell.if_settled(*names) for names in (("test",), ("fit",), ("test", "fit"))]
+                values = [self.compute(each) for each in (ended, *ends)]
+                ranges[cell.key.seed] = (min(values), max(values))
+        return ranges
 
 
 _HEAD_MEASURES = {  # measure: columns of the table of heads, and fields of the record

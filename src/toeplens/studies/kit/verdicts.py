@@ -191,6 +191,7 @@ class Finding:
     has_data    whether there is any data
     comparison  the comparison, for a mean over models
     sides       whether the data can show that it holds, and that it fails (`one_sided`)
+    extremes    the worst and the best finding if the models that are still learning counted; None if all models count
     """
 
     verdict: Verdict
@@ -202,6 +203,7 @@ class Finding:
     has_data: bool = True
     comparison: Comparison | None = None
     sides: tuple[bool, bool] = (True, True)
+    extremes: tuple[Finding, Finding] | None = None
 
     def verdict_at(self, level: float) -> Verdict:
         """The verdict with a two-sided error of ``level``, if it depends on chance."""
@@ -329,6 +331,16 @@ def combine_agreeing(first: Finding, second: Finding, second_name: str) -> Findi
     weaker = max((first, second), key=lambda finding: min(finding.holds or 0.0, finding.fails or 0.0))
     both = replace(first, holds=holds, fails=fails, evidence=evidence, missing=weaker.missing)
     return replace(both, verdict=both.verdict_at(LEVEL), comparison=weaker.comparison)
+
+
+def worst_and_best(findings: Sequence[Finding]) -> tuple[Finding, Finding]:
+    """The finding that supports its statement least, and the one that supports it most."""
+
+    def support(finding: Finding) -> tuple[int, float]:
+        doubt = 0.5 if finding.holds is None or finding.fails is None else finding.holds - finding.fails
+        return SIGNS.get(finding.verdict, 0), -doubt
+
+    return min(findings, key=support), max(findings, key=support)
 
 
 def supporting(finding: Part) -> Part:
