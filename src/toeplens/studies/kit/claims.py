@@ -350,7 +350,7 @@ def judge_all(claims: Sequence[Claim[Data]], data: Data) -> list[LedgerEntry]:
 def _judge_ledger(cases: Sequence[tuple[Claim[Data], Protocol | None, Data]]) -> list[LedgerEntry]:
     groups = [findings_of(claim.check, data) for claim, _, data in cases]
     worst, best = (adjust([_extreme_findings(parts, index) for parts in groups]) for index in (0, 1))
-    extremes = [
+    extremes: list[tuple[Verdict, Verdict] | None] = [
         (low[0], high[0]) if any(part.extremes for part in parts) else None
         for parts, low, high in zip(groups, worst, best, strict=True)
     ]
