@@ -11,13 +11,14 @@ import pytest
 import torch
 from tests import builders
 from tests.builders import CallbackProbe, StopAfter, refusal_message, without_times
+from torch import Tensor
 
 from toeplens.engine import ExecutionOptions, Job, run_jobs
 from toeplens.engine import jobs as engine
 from toeplens.model import decoder
 from toeplens.training import Run, RunSpec, loop, train, train_batched
 from toeplens.training import run as store
-from toeplens.training.batched import check_batchable, is_launch_bound
+from toeplens.training.batched import BatchedSessions, check_batchable, is_launch_bound
 
 
 def tiny(seed: int = 0, encoding: str = "rope", protocol: str = "paper", **changes: Any) -> RunSpec:
@@ -102,7 +103,7 @@ def test_a_single_run_matches_a_batch_of_one(tmp_path: Path, monkeypatch: pytest
     [
         ({}, "cuda", True),
         ({}, "cpu", False),
-        ({"model": {"dropout": 0.1}}, "cuda", False),
+        ({"model": {"dropout": 0.1}}, "cuda", True),
         ({"batch_size": 2**11, "train_examples": 2**11}, "cuda", False),  # eight fill a GPU
     ],
 )
@@ -130,6 +131,71 @@ def test_batched_runs_resume_alone_and_single_runs_resume_batched(tmp_path: Path
     actual = train_batched(specs, tmp_path / "again")
     assert max_difference(actual, alone) < 1e-9
     assert [segment.setup.stacked for segment in actual[0].history] == [False, True]
+
+
+# with padding, and a last batch that is smaller
+DROPOUT: dict[str, Any] = {"model": {"dropout": 0.3}, **builders.COUNTING, "train_examples": 50, "test_examples": 19}
+
+
+@pytest.mark.usefixtures("float64_default")
+@pytest.mark.parametrize("encoding", ["rope", "alibi", "mla"])
+def test_dropout_of_a_model_does_not_depend_on_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
+):
+    specs = [tiny(seed, encoding, **DROPOUT) for seed in range(4)]
+    first = train_batched(specs[:3], tmp_path / "one")
+    second = train_batched([specs[2], specs[3], specs[1]], tmp_path / "other")
+    assert max_difference(first[1:], [second[2], second[0]]) < 1e-9
+    monkeypatch.setattr(loop, "is_launch_bound", lambda *_: True)
+    assert max_difference(first[:1], [train(specs[0], tmp_path / "alone")]) < 1e-9
+    calm = train_batched([tiny(seed, encoding, **{**DROPOUT, "model": {}}) for seed in range(2)], tmp_path / "calm")
+    assert not torch.equal(first[0].model().readout.weight, calm[0].model().readout.weight)
+
+
+@pytest.mark.usefixtures("float64_default")
+@pytest.mark.parametrize(
+    "places", [("weights",), ("attention",), ("ffn-hidden", "ffn"), ("weights", "attention", "ffn")]
+)
+def test_with_the_same_masks_batched_runs_match_single_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, places: tuple[str, ...]
+):
+    specs = [tiny(seed, model={"dropout": 0.3, "dropout_on": places}) for seed in range(2)]
+    drawn: list[list[Tensor]] = []  # the masks of each step
+    draw = BatchedSessions._draw_masks
+
+    def record(self: BatchedSessions, rows: Tensor) -> None:
+        draw(self, rows)
+        drawn.append([block.clone() for blocks in self.masks[rows.shape[1]] for block in blocks])
+
+    monkeypatch.setattr(BatchedSessions, "_draw_masks", record)
+    together = train_batched(specs, tmp_path / "one")
+    assert {len(masks) for masks in drawn} == {2 * len(places)}, "one for each of two layers"
+    means = [
+        torch.cat([masks[index].flatten(1) for masks in drawn], 1).double().mean(1) for index in range(len(drawn[0]))
+    ]
+    assert all(((mean - 0.7).abs() < 0.05).all() for mean in means)
+    assert not any(torch.equal(*masks[0]) for masks in drawn), "each model has its own"
+    assert not torch.equal(drawn[0][0], drawn[1][0]), "each step has its own"
+
+    alone = []
+    for row, spec in enumerate(specs):
+        masks = iter([mask[row] for step in drawn for mask in step])
+        drop = lambda x, p=0.5, training=True, inplace=False, m=masks: x * next(m) / (1 - p) if training and p else x  # noqa: E731
+        monkeypatch.setattr(torch.nn.functional, "dropout", drop)
+        explicit = lambda *args, attend=decoder.attend, **options: attend(*args, **options | {"fused": False})  # noqa: E731
+        monkeypatch.setattr(decoder, "attend", explicit)
+        alone.append(train(spec, tmp_path / "alone"))
+        assert next(masks, None) is None
+        monkeypatch.undo()
+        torch.set_default_dtype(torch.float64)
+    assert max_difference(together, alone) < 1e-9
+
+
+def test_an_interrupted_batch_with_dropout_resumes_bit_identically(tmp_path: Path):
+    specs = [tiny(seed, **DROPOUT) for seed in range(3)]
+    uninterrupted = train_batched(specs, tmp_path / "whole")
+    train_batched(specs, tmp_path / "again", should_stop=StopAfter(4))
+    assert max_difference(train_batched(specs, tmp_path / "again"), uninterrupted) == 0.0
 
 
 def test_in_float32_optimizer_steps_are_counted_per_parameter_after_batching(tmp_path: Path):
@@ -178,7 +244,6 @@ def test_a_failing_probe_loses_no_batched_run(tmp_path: Path):
             [tiny(0), tiny(1, model={"encoding_options": {"pairing": "half"}})],
             "encoding 'rope' must be the same in all models",
         ),
-        ([tiny(0, model={"dropout": 0.1}), tiny(1, model={"dropout": 0.1})], "dropout (0.1)"),
         ([tiny(0, "shape"), tiny(1, "shape")], "encoding 'shape' cannot be stacked"),
     ],
 )

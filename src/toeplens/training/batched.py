@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.overrides import TorchFunctionMode
 
 from toeplens.model import Decoder
 from toeplens.training.batches import IGNORED, is_correct, loss_of, micro_batch_size, to_float32
@@ -21,6 +24,7 @@ _GPU_TOKENS = 2**17  # tokens per step that fill a GPU
 _MIN_GPU_MODELS = 16  # if a GPU holds at least this many models, a step of one is mostly launches
 _MAX_WEIGHTS = 2**31  # maximum number of attention weights that a stack's layers keep explicitly
 _ALIGNMENT = 64  # parameters begin at multiples of this number of elements
+_DROPOUT_STREAM = 1  # keeps the random numbers of dropout apart from others of the same seed and step
 _WARM_UP = 3  # passes before the capture of a CUDA graph, as torch recommends
 
 Session = Any  # `toeplens.training.loop.Session`, whose module imports this one
@@ -43,18 +47,12 @@ def check_batchable(specs: Sequence[RunSpec]) -> None:
     """Raise an `InputError` with the reason unless the models of these specs can be trained as one.
 
     Specs may differ only in seeds, in the optimiser's numbers, in the evaluation schedule, and in what an
-    encoding stores as tensors (RoPE's base, ALiBi's slopes). Training must not draw random numbers (dropout), which
-    would differ from those of a separate run.
+    encoding stores as tensors (RoPE's base, ALiBi's slopes). Except for dropout, training must not draw random numbers.
     """
     first = specs[0]
     for spec in specs[1:]:
         if shape_of(spec) != shape_of(first):
             raise InputError(f"stack: runs {first.name} and {spec.name} must differ only in seeds and rates.")
-    if first.model.dropout and first.model.dropout_on:
-        raise InputError(
-            f"stack: models with dropout ({first.model.dropout:g}) cannot be stacked, as they would draw other random "
-            "numbers."
-        )
     with torch.random.fork_rng(devices=[]):
         models = [initial_model(spec) for spec in {spec.model.model_dump_json(): spec for spec in specs}.values()]
         if any(_structure(model) != _structure(models[0]) for model in models[1:]):
@@ -114,7 +112,8 @@ def _check_vmap(spec: RunSpec, model: Decoder) -> None:
     state = {name: torch.stack((tensor, other_state[name])).detach() for name, tensor in _tensors_of(model).items()}
     trained = [state[name].requires_grad_() for name, _ in model.named_parameters()]
     try:
-        outputs = vmap(lambda tensors: _call(model, tensors, tokens, lengths))(state)
+        with _Dropout():
+            outputs = vmap(lambda tensors: _call(model, tensors, tokens, lengths))(state)
         grads = torch.autograd.grad(outputs.sum(), trained, allow_unused=True)
     except Exception as error:
         raise InputError(
@@ -123,8 +122,8 @@ def _check_vmap(spec: RunSpec, model: Decoder) -> None:
         ) from None
     if any(grad is None for grad in grads):
         raise InputError("stack: models with unused parameters cannot be stacked.")
-    with torch.no_grad():
-        expected = torch.stack([decoder(tokens, lengths) for decoder in (model, other)])
+    with torch.no_grad(), _Dropout():
+        expected = torch.stack([decoder(tokens, lengths, fused=False) for decoder in (model, other)])
     if not torch.allclose(outputs, expected, rtol=1e-3, atol=1e-4):
         raise InputError(f"stack: models with encoding {spec.model.encoding!r} give other outputs in a stack.")
 
@@ -136,6 +135,25 @@ def _call(model: nn.Module, state: dict[str, Tensor], tokens: Tensor, lengths: T
 
 def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+class _Dropout(TorchFunctionMode):
+    """Replaces dropout by masks that were drawn before the pass; without masks it records their shapes and rates."""
+
+    def __init__(self, masks: Sequence[Tensor] | None = None) -> None:
+        super().__init__()
+        self.masks, self.draws = masks, list[tuple[torch.Size, float]]()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return self._drop(*args, **(kwargs or {})) if func is F.dropout else func(*args, **(kwargs or {}))
+
+    def _drop(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if not training or not p:
+            return x
+        self.draws.append((x.shape, p))
+        return x if self.masks is None else x * self.masks[len(self.draws) - 1] / (1 - p)
 
 
 class BatchedSessions:
@@ -183,6 +201,8 @@ class BatchedSessions:
         self.rows = torch.zeros(count, first.spec.batch_size, dtype=torch.long, device=self.device)
         self.model_index = torch.arange(count, device=self.device).unsqueeze(1)
         self.ema_rate = torch.zeros(count, 1, dtype=self.weights.dtype, device=self.device)
+        self.has_dropout = bool(first.spec.model.dropout and first.spec.model.dropout_on)
+        self.masks: dict[int, list[list[Tensor]]] = {}  # by examples per step: masks of each micro-batch
         self.graph: torch.cuda.CUDAGraph | None = None
         self.can_capture = self.device.type == "cuda"
 
@@ -244,6 +264,8 @@ class BatchedSessions:
             rates = {session.ema.update_rate(step + 1) for session in self.sessions if session.ema is not None}
             assert len(rates) == 1
             self.ema_rate.fill_(rates.pop())
+        if self.has_dropout:
+            self._draw_masks(rows)
         graph = self._graph_for(rows)
         if graph is not None:
             graph.replay()
@@ -252,6 +274,24 @@ class BatchedSessions:
             self._update()
         for session in self.sessions:
             session.step += 1
+
+    def _draw_masks(self, rows: Tensor) -> None:
+        """Draw the masks of a step: those of a model depend on its seed and the step, not on the other models."""
+        count = rows.shape[1]
+        if count not in self.masks:
+            self.masks[count] = []
+            for batch in self._micro_batches(rows):
+                with torch.no_grad(), _Dropout() as recorded:
+                    self._losses(batch)
+                blocks = [torch.empty(len(rows), *x, dtype=torch.bool, device=self.device) for x, _ in recorded.draws]
+                self.masks[count].append(blocks)
+                self.rates = [rate for _, rate in recorded.draws]
+        for row, session in enumerate(self.sessions):
+            seed = np.random.SeedSequence((session.spec.seed, _DROPOUT_STREAM, session.step)).generate_state(1)[0]
+            generator = torch.Generator(self.device).manual_seed(int(seed))
+            for blocks in self.masks[count]:
+                for block, rate in zip(blocks, self.rates, strict=True):
+                    block[row].bernoulli_(1 - rate, generator=generator)
 
     def _graph_for(self, rows: Tensor) -> torch.cuda.CUDAGraph | None:
         """A function that performs a whole step on these rows, as a CUDA graph if possible."""
@@ -286,26 +326,41 @@ class BatchedSessions:
 
     def _backward(self, rows: Tensor) -> None:
         """The gradients for each model's examples."""
-        self.template.train()
         params = list(self.params.values())
-        tokens, labels = self.tokens[self.model_index, rows], self.labels[self.model_index, rows]
-        lengths = None if self.lengths is None else self.lengths[self.model_index, rows]
-        counted = (labels != IGNORED).flatten(1).sum(1)
-        for start in range(0, rows.shape[1], self.micro_batch_size):  # gradients add up to those of the whole batch
-            chunk = slice(start, start + self.micro_batch_size)
-            batch = tokens[:, chunk], labels[:, chunk], None if lengths is None else lengths[:, chunk]
-            loss, hits = vmap(self._loss, in_dims=(0, 0, 0, 0, None if lengths is None else 0))(
-                self.params, self.buffers, *batch
-            )
+        batches = self._micro_batches(rows)
+        counted = torch.stack([(labels != IGNORED).flatten(1).sum(1) for _, labels, _ in batches]).sum(0)
+        masks = self.masks[rows.shape[1]] if self.has_dropout else [[]] * len(batches)
+        for index, (batch, drops) in enumerate(
+            zip(batches, masks, strict=True)
+        ):  # gradients add up to the whole batch's
+            loss, hits = self._losses(batch, drops)
             grads = torch.autograd.grad((loss / counted.clamp(min=1)).sum(), params)
             for total, grad in zip(self.param_grads, grads, strict=True):
-                if start:
+                if index:
                     total += grad
                 else:
                     total.copy_(grad)
             self.sums[:, 0] += loss.detach().double()
             self.sums[:, 1] += hits.double()
         self.sums[:, 2] += counted
+
+    def _micro_batches(self, rows: Tensor) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+        """Tokens, labels and lengths of each model's examples, in parts that are passed at once."""
+        data = [None if x is None else x[self.model_index, rows] for x in (self.tokens, self.labels, self.lengths)]
+        starts = range(0, rows.shape[1], self.micro_batch_size)
+        chunks = (slice(start, start + self.micro_batch_size) for start in starts)
+        return [tuple(None if x is None else x[:, chunk] for x in data) for chunk in chunks]  # type: ignore[misc]
+
+    def _losses(
+        self, batch: tuple[Tensor, Tensor, Tensor | None], masks: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, Tensor]:
+        """Each model's summed loss, and how many of its predictions are correct."""
+        self.template.train()
+        in_dims = (0, 0, 0, 0, None if batch[2] is None else 0, 0)
+        losses: tuple[Tensor, Tensor] = vmap(self._loss, in_dims=in_dims)(
+            self.params, self.buffers, *batch, list(masks)
+        )
+        return losses
 
     @torch.no_grad()
     def _update(self) -> None:
@@ -320,8 +375,9 @@ class BatchedSessions:
         tokens: Tensor,
         labels: Tensor,
         lengths: Tensor | None,
+        masks: list[Tensor],
     ) -> tuple[Tensor, Tensor]:
-        with self.first.amp():
+        with self.first.amp(), _Dropout(masks) if masks else nullcontext():
             logits = _call(self.template, {**self.shared, **params, **buffers}, tokens, lengths)
         logits = to_float32(logits)
         return loss_of(logits, labels), is_correct(logits.detach(), labels).sum()
