@@ -10,7 +10,7 @@ from tests.report.decomposition.test_page import random_decomposition as structu
 from toeplens.cli.studies import page_in
 from toeplens.report import Page, comparison_page
 from toeplens.studies.card import make_card
-from toeplens.studies.kit.probe_items import HeadRetrieval
+from toeplens.studies.kit.probe_items import BY_WORDS, HeadRetrieval
 from toeplens.studies.probing.probe import ItemRecord, ProbeRecord
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -45,6 +45,13 @@ def probe() -> ProbeRecord:
         for i, (length, depth) in enumerate((n, d) for n in (64, 128) for d in (0.0, 0.5, 1.0))
     ]
     items += [ItemRecord(behaviour="copying", item=i, length=64, nats=1.0 + i, right=0.5, **changed) for i in range(3)]
+    items += [
+        ItemRecord(
+            behaviour=kind, item=i, length=words, nats=1.0, right=float(words < 8 or kind == "word by key"), **changed
+        )
+        for kind in BY_WORDS
+        for i, words in enumerate((4, 4, 8, 8))
+    ]
     heads = tuple(
         HeadRetrieval(layer=layer, head=head, score=(layer + head) / 8, mass=0.5)
         for layer in range(4)

@@ -18,8 +18,7 @@ from toeplens.studies.auditing.result import Audit
 from toeplens.studies.auditing.sentences import HeadNames
 from toeplens.studies.auditing.study import Data, audit_in
 from toeplens.studies.kit.options import AuditOptions
-from toeplens.studies.kit.probe_items import DESCRIPTIONS
-from toeplens.studies.probing.probe import ProbeRecord, mean_text, title_of
+from toeplens.studies.probing.probe import ProbeRecord, mean_text
 from toeplens.utils.formatting import fmt, fmt_duration, format_ranges
 
 if TYPE_CHECKING:
@@ -74,9 +73,9 @@ def print_audit(audit: Audit) -> None:
 def print_probe(record: ProbeRecord) -> None:
     """Print loss and accuracy per behaviour; for a changed model also the increase in nats."""
     rows = []
-    for summary in (summary for behaviour in DESCRIPTIONS for summary in record.summaries(behaviour)):
+    for summary in record.overview():
         nats, accuracy = mean_text(summary.nats, 2), mean_text(summary.right, 2, most=1)
-        row = [title_of(summary.behaviour).lower(), str(summary.count), nats, accuracy]
+        row = [summary.title.lower(), str(summary.count), nats, accuracy]
         if record.changes:
             row += [mean_text(summary.changed_nats, 2), mean_text(summary.more_nats, 2, least=None)]
         rows.append(row)

@@ -10,6 +10,7 @@ from toeplens.report.charts import facet_grid, heatmap, interval_chart, line_cha
 from toeplens.report.page import Figure, Page, Section
 from toeplens.report.tables import Table, TableCell, make_table, settings_table
 from toeplens.report.theme import style
+from toeplens.studies.kit.probe_items import BY_WORDS
 from toeplens.studies.probing import DESCRIPTIONS, MIN_RETRIEVAL, ProbeRecord
 from toeplens.studies.probing.probe import mean_text, title_of
 from toeplens.utils.formatting import fmt
@@ -27,6 +28,7 @@ def probe_page(record: ProbeRecord) -> Page:
             [Figure("position", "Loss by position", position_chart(record), _POSITION), _gain(record)],
         ),
         *needle_sections(record),
+        *list_sections(record),
         *retrieval_sections(record),
         Section(
             "All numbers",
@@ -55,40 +57,44 @@ _NEEDLES = (
     "One sentence states a five-digit number, and the end of the text asks for it. Cells: mean −log p of the number’s "
     "tokens in nats, by depth of the sentence and length of the text."
 )
+_LISTS = (
+    "Share of questions for which the right word is the most likely one of its list, after three solved "
+    "examples, with 95% intervals over questions. Of the changed model if there is one. Chance is one in the number of "
+    "words."
+)
 _RETRIEVAL = (
     "Retrieval score of each head of the intact model: the share of the number’s tokens for which it attends most to "
     "that token in the needle (Wu et al. 2024)."
 )
 _LOSS = (
-    "For counting (five numbers) and order (six words) the loss is computed among the choices; chance is 1.61 and "
-    "1.79. Accuracy: the answer is the most likely one, for needles all of its tokens; for text and copying the share "
-    "of correct tokens."
+    "For counting (five numbers), order (six words) and words of lists the loss is computed among the choices; chance "
+    "is 1.61, 1.79, and the logarithm of the number of words. Accuracy: the answer is the most likely one, for needles "
+    "all of its tokens; for text and copying the share of correct tokens."
 )
 
 
 def _answer(record: ProbeRecord) -> str:
     """The behaviour that changes most, or for an intact model its accuracies."""
-    summaries = [summary for behaviour in DESCRIPTIONS for summary in record.summaries(behaviour)]
+    summaries = list(record.overview())
     if record.changes:
         changed = [summary for summary in summaries if summary.more_nats is not None]
         worst = max(changed, key=lambda summary: summary.more_nats.value if summary.more_nats else 0.0)
         clear = sum(summary.more_nats is not None and summary.more_nats.low > 0 for summary in changed)
         return (
-            f"{title_of(worst.behaviour)} suffers most: the loss rises by {mean_text(worst.more_nats, 2, least=None)} "
+            f"{worst.title} suffers most: the loss rises by {mean_text(worst.more_nats, 2, least=None)} "
             f"nats per token. {clear} of {len(changed)} behaviours get worse beyond their 95% interval."
         )
-    texts = "; ".join(f"{title_of(s.behaviour).lower()} {mean_text(s.right, 2, most=1)}" for s in summaries)
+    texts = "; ".join(f"{s.title.lower()} {mean_text(s.right, 2, most=1)}" for s in summaries)
     return f"Accuracy with 95% intervals: {texts}."
 
 
 def behaviours_chart(record: ProbeRecord) -> Any:
     """Loss of each behaviour with its interval, intact and changed."""
     rows = []
-    for behaviour in DESCRIPTIONS:
-        for summary in record.summaries(behaviour):
-            for series, nats in ((_INTACT, summary.nats), (_CHANGED, summary.changed_nats if record.changes else None)):
-                if nats is not None:
-                    rows.append({"behaviour": title_of(behaviour), "series": series.title, **_columns(nats)})
+    for summary in record.overview():
+        for series, nats in ((_INTACT, summary.nats), (_CHANGED, summary.changed_nats if record.changes else None)):
+            if nats is not None:
+                rows.append({"behaviour": summary.title, "series": series.title, **_columns(nats)})
     styles = [_INTACT, _CHANGED] if record.changes else [_INTACT]
     titles = [row["behaviour"] for row in rows]
     return interval_chart(rows, numeric("value", "nats per token"), nominal("behaviour", titles), styles)
@@ -149,6 +155,23 @@ def needle_sections(record: ProbeRecord) -> list[Section]:
     return [Section("Does it find a needle in a text?", [Figure("needles", "Needles", chart, _NEEDLES), text])]
 
 
+def list_sections(record: ProbeRecord) -> list[Section]:
+    """Accuracy of words by number and by key, by the length of the list; of the changed model if there is one."""
+    rows = []
+    for behaviour in BY_WORDS:
+        for summary in record.summaries(behaviour, "length"):
+            right = summary.changed_right or summary.right
+            rows.append({"series": title_of(behaviour), "words": summary.length, **_columns(right)})
+    if not rows:
+        return []
+    x = numeric("words", "words in the list", kind="log", values=[row["words"] for row in rows])
+    styles = [style(title_of(BY_WORDS[0]), "rope"), style(title_of(BY_WORDS[1]), "nope")]
+    y = numeric("value", "accuracy", domain=(0, 1))
+    chart = line_chart(rows, x, y, styles, low="low", high="high")
+    title = "Does it find a word by its number or by its key?"
+    return [Section(title, [Figure("lists", "Words of lists", chart, _LISTS)])]
+
+
 def retrieval_sections(record: ProbeRecord) -> list[Section]:
     """Retrieval score of each head."""
     if not record.heads:
@@ -172,8 +195,8 @@ def retrieval_sections(record: ProbeRecord) -> list[Section]:
 def behaviours_table(record: ProbeRecord) -> Table:
     """Loss and accuracy per behaviour, also of the changed model if there is one."""
     rows = []
-    for summary in (item for behaviour in DESCRIPTIONS for item in record.summaries(behaviour)):
-        name = TableCell(title_of(summary.behaviour), (DESCRIPTIONS[summary.behaviour],))
+    for summary in record.overview():
+        name = TableCell(summary.title, (DESCRIPTIONS[summary.behaviour],))
         row: list[str | TableCell] = [name, str(summary.count)]
         row += [mean_text(summary.nats, 2), mean_text(summary.right, 2, most=1)]
         if record.changes:

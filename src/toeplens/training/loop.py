@@ -467,8 +467,9 @@ def train_batched(
     """Train several specs of equal shape as one stacked model; see `train`.
 
     Each run has its own directory, examples, data order, evaluations and checkpoints, and its numbers equal those of a
-    separate run up to rounding; with dropout, those of a run in any other stack. A run can be started separately and resumed in a stack, or the other way round. Runs
-    that are ahead wait for the others; finished ones leave the stack. A run's seconds are its share.
+    separate run up to rounding; with dropout, those of a run in any other stack. A run can be started separately and
+    resumed in a stack, or the other way round. Runs that are ahead wait for the others; finished ones leave the stack.
+    A run's seconds are its share.
 
     ``on_progress`` is called with the run's index first. Raises `InputError` unless the specs can be stacked
     (`toeplens.training.batched.check_batchable`).

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tests.studies.probing.models import TEXT, tokenizer
 
-from toeplens.studies.kit.probe_items import ItemWriter, ProbeItem, ProbeSizes, item_batches
+from toeplens.studies.kit.probe_items import BY_WORDS, ItemWriter, ProbeItem, ProbeSizes, item_batches
 from toeplens.utils import InputError
 
-ASKED = ProbeSizes(lengths=(96, 160), depths=(0.0, 0.5, 1.0), repeats=2, sequences=2, lists=12)
+ASKED = ProbeSizes(lengths=(96, 160), depths=(0.0, 0.5, 1.0), repeats=2, sequences=2, lists=12, words=(4, 8))
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +36,8 @@ def test_every_item_begins_with_bos_and_has_the_requested_length(items: list[Pro
         assert 0 not in item.tokens[1:]
         assert list(item.positions) == sorted(set(item.positions))
         assert 1 <= item.positions[0] <= item.positions[-1] == len(item.tokens) - 1
-        if item.behaviour != "copying":
-            assert len(item.tokens) == item.length
-        assert abs(len(item.tokens) - item.length) <= 1
+        if item.behaviour not in BY_WORDS:
+            assert len(item.tokens) in (item.length, item.length - (item.behaviour == "copying"))
 
 
 def question_length(item: ProbeItem, words: Any) -> int:
@@ -93,6 +92,37 @@ def test_list_items_have_the_right_answers(items: list[ProbeItem], words: Any) -
                 else:
                     word = question.split("comes after ")[1].split("?")[0]
                     assert actual[actual.index(word) + 1] == answer
+
+
+def test_words_are_asked_for_by_index_and_by_key(items: list[ProbeItem], words: Any) -> None:
+    for behaviour in BY_WORDS:
+        asked = items_of(items, behaviour)
+        assert sorted(item.length for item in asked) == [4] * 12 + [8] * 12
+        for item in asked:
+            blocks = words.decode(item.tokens, skip_special_tokens=True).strip().split("\n\n")
+            assert len(blocks) == 4
+            assert item.tokens[item.positions[0]] in item.choices
+            assert len(set(item.choices)) == item.length
+            for block in blocks:
+                listed, question = block.split("\n")
+                if behaviour == "word by number":
+                    query, answer = question.removeprefix("words[").split("] = ")
+                    entries = listed.removeprefix("words = [").removesuffix("]").split(", ")
+                    assert entries[int(query)] == answer
+                else:
+                    query, answer = question.split(": ")
+                    entries = listed.split(", ")
+                    assert dict(entry.split(": ") for entry in entries)[query] == answer
+                assert len(entries) == item.length
+
+
+def test_too_many_words_are_refused(words: Any) -> None:
+    with pytest.raises(InputError, match=r"words must be at most \d+, the number of words that the tokenizer disting"):
+        ItemWriter(words, TEXT, 0).items(ProbeSizes(lengths=(96,), words=(100,)))
+    with pytest.raises(InputError, match="words must be whole numbers with commas between them, got '4,a'"):
+        ProbeSizes(words="4,a")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="words must be different numbers from 2 to 100, got 1"):
+        ProbeSizes(words=(1,))
 
 
 def test_items_are_determined_by_the_seed(words: Any, items: list[ProbeItem]) -> None:

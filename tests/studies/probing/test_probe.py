@@ -21,7 +21,7 @@ from toeplens.studies.probing import ProbeRecord, ProbeSizes, open_probe, probe,
 from toeplens.studies.probing.probe import ItemRecord
 from toeplens.utils import InputError
 
-SIZES = ProbeSizes(lengths=(64, 80), depths=(0.0, 1.0), repeats=1, sequences=2, lists=2)
+SIZES = ProbeSizes(lengths=(64, 80), depths=(0.0, 1.0), repeats=1, sequences=2, lists=2, words=(3, 5))
 CHANGES = (Change(layer=0, speed=0.0), Change(layer=1, heads=(1,), output="zero"))
 
 
@@ -100,6 +100,9 @@ def test_means_are_by_item_and_differences_paired(probe_result: ProbeRecord) -> 
     assert {(e.length, e.depth) for e in probe_result.summaries("needle", "length", "depth")} == {
         (length, depth) for length in (64, 80) for depth in (0.0, 1.0)
     }
+    titles = ["Text", "Needle", "No needle", "Copying", "Counting", "Order"]
+    titles += [f"Word by {how}, {words} words" for how in ("number", "key") for words in (3, 5)]
+    assert [each.title for each in probe_result.overview()] == titles
 
 
 @pytest.mark.parametrize("right", [0, 4])
@@ -125,6 +128,8 @@ def test_a_probe_round_trips_and_has_a_page(probe_result: ProbeRecord, tmp_path:
     assert page == probe_result.page().html()
     assert "layer 1: rotation frozen" in page
     assert "layer 2, head 2: zero-ablated" in page
+    assert "Word by key, 5 words" in page
+    assert "Does it find a word by its number or by its key?" in page
     damaged = json.loads((tmp_path / "probe.json").read_text())
     damaged["items"][0]["changed_right"] = None
     (tmp_path / "probe.json").write_text(json.dumps(damaged))

@@ -17,6 +17,7 @@ from toeplens.utils.options import MACHINE, Range, check_fields, option
 
 MIN_TOKENS, MAX_TOKENS = 64, 1 << 20  # tokens
 MAX_ITEMS, MAX_SEED = 1000, 2**31  # maximum number of items of each kind; largest seed
+MAX_WORDS = 100  # maximum number of words of a list
 Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 Ablation = Literal["exact", "position", "bands", "attribution", "none"]
 _MAX_COUNT = 100_000  # maximum of sequences, and of first
@@ -130,6 +131,8 @@ class ProbeSizes:
     lengths    lengths in tokens of needle texts, repeated tokens, and (the longest) texts for the loss
     depths     depths of needles, 0 to 1
     sequences  texts for the loss, and sequences of repeated tokens per length
+    lists      questions about lists, of each kind
+    words      numbers of words that are asked for by index in a list, and by key in a list of pairs
     """
 
     lengths: tuple[int, ...] = option(
@@ -140,18 +143,26 @@ class ProbeSizes:
     )
     repeats: Annotated[int, Range(1, MAX_ITEMS)] = option(2, "Needles per length, depth (default: 2).")
     sequences: Annotated[int, Range(2, MAX_ITEMS)] = option(8, "Sequences and copies (default: 8).")
-    lists: Annotated[int, Range(2, MAX_ITEMS)] = option(24, "Counting and order questions (default: 24).")
+    lists: Annotated[int, Range(2, MAX_ITEMS)] = option(24, "Questions of each kind about lists (default: 24).")
+    words: tuple[int, ...] = option(
+        "", "Also ask for words by number and by key, in lists of so many words.", "LIST", typed=str
+    )
 
     def __post_init__(self) -> None:
-        for name, kind, low, high in (("lengths", int, MIN_TOKENS, MAX_TOKENS), ("depths", float, 0, 1)):
+        limits = (("lengths", int, MIN_TOKENS, MAX_TOKENS), ("depths", float, 0, 1), ("words", int, 2, MAX_WORDS))
+        for name, kind, low, high in limits:
             values: Any = getattr(self, name)
             if isinstance(values, str):
                 try:
-                    object.__setattr__(self, name, values := tuple(map(kind, values.split(","))))
+                    object.__setattr__(self, name, values := tuple(map(kind, filter(None, values.split(",")))))
                 except ValueError:
                     numbers = "whole numbers" if kind is int else "numbers"
                     raise invalid(name, f"be {numbers} with commas between them", values) from None
-            if not values or len(set(values)) < len(values) or not all(low <= value <= high for value in values):
+            if (
+                (not values and name != "words")
+                or len(set(values)) < len(values)
+                or not all(low <= value <= high for value in values)
+            ):
                 got = ", ".join(repr_of(value) if isinstance(value, int) else f"{value:g}" for value in values)
                 raise invalid(name, f"be different numbers from {low} to {high}", got=got or "none")
         check_fields(self)

@@ -26,7 +26,9 @@ from toeplens.utils import InputError, invalid, records
 from toeplens.utils.files import read_yaml
 from toeplens.utils.records import ApproxShare, Record
 
-ProbeKind = Literal["loss", "needle", "no needle", "copying", "counting", "order"]  # behaviours that a probe measures
+# behaviours that a probe measures
+ProbeKind = Literal["loss", "needle", "no needle", "copying", "counting", "order", "word by number", "word by key"]
+BY_WORDS: tuple[ProbeKind, ...] = ("word by number", "word by key")  # in lists of several lengths
 _TEXTS: dict[str, Any] = read_yaml(Path(__file__).with_name("probe_items.yaml"))
 DESCRIPTIONS: dict[ProbeKind, str] = _TEXTS["about"]  # descriptions of the behaviours
 _PLACE_NAMES: str = _TEXTS["places"]
@@ -81,6 +83,8 @@ class ItemWriter:
             items += [self.copying_item(length) for _ in range(sizes.sequences)]
         if self.has_text:
             items += [self.list_item(behaviour) for _ in range(sizes.lists) for behaviour in ("counting", "order")]
+            for count in sizes.words:
+                items += [self.list_item(behaviour, count) for _ in range(sizes.lists) for behaviour in BY_WORDS]
         return items
 
     def loss_item(self, length: int) -> ProbeItem:
@@ -124,31 +128,53 @@ class ItemWriter:
         positions = tuple(range(first, len(tokens)))
         return ProbeItem(behaviour="copying", tokens=tuple(tokens), positions=positions, length=length)
 
-    def list_item(self, behaviour: ProbeKind) -> ProbeItem:
-        """How often a word occurs in a list (``counting``), or which word follows another (``order``)."""
-        tokens = [*self.prefix]
+    def list_item(self, behaviour: ProbeKind, words: int | None = None) -> ProbeItem:
+        """How often a word occurs in a list (``counting``), or which word follows another (``order``).
+
+        With ``words``, of so many words: which one has an index in a list (``word by number``, from 0), or belongs to a
+        key (``word by key``). The length of the item is then the number of words.
+        """
+        count = words or _LIST_LENGTH
+        if count > len(self._list_words):
+            most = len(self._list_words)
+            raise invalid("words", f"be at most {most}, the number of words that the tokenizer distinguishes", count)
+        tokens, end = [*self.prefix], ".\n\n" if words is None else "\n\n"
         for _ in range(_NUM_SOLVED):
-            question, answer, _ = self._question(behaviour)
-            tokens += [*self._ids(question), *self._ids_after_word(answer), *self._ids_after_word(".\n\n", "")]
-        question, answer, words = self._question(behaviour)
+            question, answer, _ = self._question(behaviour, count)
+            tokens += [*self._ids(question), *self._ids_after_word(answer), *self._ids_after_word(end, "")]
+        question, answer, listed = self._question(behaviour, count)
         blank, answer_ids = self._split_word(answer)
         tokens += [*self._ids(question), *blank, answer_ids[0]]
-        choices = tuple(self._split_word(word)[1][0] for word in (self._numerals if behaviour == "counting" else words))
-        n = len(tokens)
-        return ProbeItem(behaviour=behaviour, tokens=tuple(tokens), positions=(n - 1,), length=n, choices=choices)
+        choices = self._numerals if behaviour == "counting" else listed
+        return ProbeItem(
+            behaviour=behaviour,
+            tokens=tuple(tokens),
+            positions=(len(tokens) - 1,),
+            length=words or len(tokens),
+            choices=tuple(self._split_word(word)[1][0] for word in choices),
+        )
 
-    def _question(self, behaviour: ProbeKind) -> tuple[str, str, list[str]]:
+    def _question(self, behaviour: ProbeKind, length: int) -> tuple[str, str, list[str]]:
         """A question, its answer, and the words of its list."""
         if behaviour == "counting":
             count = int(self.rng.integers(1, len(self._numerals) + 1))
-            word, *others = self.rng.permutation(self._list_words)[: _LIST_LENGTH - count + 1].tolist()
+            word, *others = self.rng.permutation(self._list_words)[: length - count + 1].tolist()
             words = self.rng.permutation([word] * count + others).tolist()
-            question, answer = f"How many times does {word} occur?", self._numerals[count - 1]
-        else:
-            words = self.rng.permutation(self._list_words)[:_LIST_LENGTH].tolist()
-            index = int(self.rng.integers(0, _LIST_LENGTH - 1))
-            question, answer = f"Which word comes after {words[index]}?", words[index + 1]
-        return f"List: {', '.join(words)}. {question} Answer:", answer, words
+            return (
+                f"List: {', '.join(words)}. How many times does {word} occur? Answer:",
+                self._numerals[count - 1],
+                words,
+            )
+        words = self.rng.permutation(self._list_words)[:length].tolist()
+        if behaviour == "order":
+            index = int(self.rng.integers(0, length - 1))
+            question = f"List: {', '.join(words)}. Which word comes after {words[index]}? Answer:"
+            return question, words[index + 1], words
+        index, keys = int(self.rng.integers(0, length)), self.rng.permutation(self._list_words)[:length].tolist()
+        if behaviour == "word by number":
+            return f"words = [{', '.join(words)}]\nwords[{index}] =", words[index], words
+        pairs = ", ".join(f"{key}: {word}" for key, word in zip(keys, words, strict=True))
+        return f"{pairs}\n{keys[index]}:", words[index], words
 
     @cached_property
     def _list_words(self) -> list[str]:

@@ -28,6 +28,7 @@ from toeplens.studies.kit.frames import schema, table
 from toeplens.studies.kit.options import MAX_SEED, ProbeSizes
 from toeplens.studies.kit.pages import HasPage
 from toeplens.studies.kit.probe_items import (
+    BY_WORDS,
     DESCRIPTIONS,
     HeadRetrieval,
     ItemWriter,
@@ -88,6 +89,12 @@ class ProbeSummary:
     more_nats: Estimate | None
     more_right: Estimate | None
 
+    @property
+    def title(self) -> str:
+        """The behaviour's title, with the number of words of its lists if there are several."""
+        text = title_of(self.behaviour)
+        return f"{text}, {self.length} words" if self.behaviour in BY_WORDS and self.length else text
+
     def row(self) -> dict[str, Any]:
         """The summary as a row of a table."""
         row = {name: entry for name, entry in vars(self).items() if name not in _ESTIMATES}
@@ -122,6 +129,11 @@ class ProbeRecord(HasPage, Record):
         """The items of one behaviour."""
         return [item for item in self.items if item.behaviour == behaviour]
 
+    def overview(self) -> Iterator[ProbeSummary]:
+        """A summary of each behaviour; of words of lists one per length."""
+        for behaviour in DESCRIPTIONS:
+            yield from self.summaries(behaviour, *(("length",) if behaviour in BY_WORDS else ()))
+
     def summary(self, behaviour: ProbeKind) -> ProbeSummary:
         """Summary over all items of a behaviour; there must be at least one."""
         return next(self.summaries(behaviour))
@@ -137,7 +149,7 @@ class ProbeRecord(HasPage, Record):
 
 # the summaries of a behaviour: over all items, and by these fields
 _GROUPINGS: dict[ProbeKind, tuple[tuple[str, ...], ...]] = {"loss": ((), ("start",)), "no needle": ((), ("length",))}
-_GROUPINGS |= {"needle": ((), ("length", "depth"))}
+_GROUPINGS |= {"needle": ((), ("length", "depth")), **dict.fromkeys(BY_WORDS, (("length",),))}
 _ITEM_VALUES = "nats right changed_nats changed_right"
 ITEMS = schema(f"item:count behaviour:text length:count depth start:count stop:count {_ITEM_VALUES}")
 HEADS = schema("layer:count head:count score mass")
@@ -292,8 +304,9 @@ def probe(
 ) -> ProbeRecord:
     """Probe a causal transformers language model: the intact model and, with ``changes``, the changed one.
 
-    Measures loss by position, needles by depth and length, copying, counting and word order
-    (`toeplens.studies.kit.probe_items`). Both models get the same items, so differences are paired.
+    Measures loss by position, needles by depth and length, copying, counting and word order, and with ``sizes.words``
+    words of lists by number and by key (`toeplens.studies.kit.probe_items`). Both models get the same
+    items, so differences are paired.
 
     Arguments
         model      a `transformers.PreTrainedModel`, its directory, a GGUF file or a name on the hub
