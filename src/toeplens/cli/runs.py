@@ -20,7 +20,7 @@ def train_run(
     encoding: str | None = option(None, "Encoding or sum of several, e.g. rope+alibi (default: rope).", "NAME"),
     protocol: str | None = option(None, "paper or released (default: paper).", "NAME"),
     task: str | None = option(None, "Task (default: trigger-distance).", "NAME"),
-    scale: str | None = option(None, "smoke, laptop, desk or paper (default: laptop).", "NAME"),
+    scale: str | None = option(None, "smoke, laptop, desk, full or paper (default: laptop).", "NAME"),
     seed: int | None = option(None, "Seed of weights, order, dropout and data (default: 42).", "N"),
     set_: list[str] | None = option(
         None, "Change a field, e.g. model.d_model=32. Repeatable.", "FIELD=VALUE", flag="--set"

@@ -25,7 +25,8 @@ def reproduce(
     out: OutOrUrl,
     scale: str = option(
         "laptop",
-        "smoke (a minute), laptop (10 minutes), desk (minutes per model) or paper (GPU, hours) (default: laptop).",
+        "smoke (a minute), laptop (10 minutes), desk (minutes per model), full (an hour each) or paper (GPU, hours) "
+        "(default: laptop).",
         "NAME",
         MEASURE,
     ),
@@ -116,7 +117,7 @@ def study(
 @with_options()
 def theory(
     out: OutOrUrl,
-    scale: str = option("laptop", "smoke, laptop, desk or paper (default: laptop).", "NAME", MEASURE),
+    scale: str = option("laptop", "smoke, laptop, desk, full or paper (default: laptop).", "NAME", MEASURE),
     seeds: int = option(5, "Number of seeds. Verdicts need at least 5 (default: 5).", "N", MEASURE),
     *,
     execution: ExecutionOptions,

@@ -68,6 +68,25 @@ def test_the_paper_scale_is_table_3_and_table_4():
             assert (run.train_examples, run.test_examples) == (train, test)
 
 
+def test_the_full_scale_has_the_papers_sizes_and_the_recipe_of_desk():
+    for protocol, labels in (
+        (PAPER, [*CURVE_LABELS, "rope-absolute"]),
+        (RELEASED, ["rope", "rope-alone", "mla", "nope"]),
+    ):
+        actual = cells("full", protocol, DISTANCE)
+        assert set(actual) == set(labels)
+        for label, cell in actual.items():
+            full, paper = cell.job.spec, spec("paper", protocol, DISTANCE, label)
+            assert full.task_options == paper.task_options
+            heads = {"num_heads": 16}  # MLA's are 8 in the paper's scale, as in its table
+            changes = {"dropout": 0.0, **heads}
+            assert full.model.model_copy(update=heads) == paper.model.model_copy(update=changes)
+            desk = spec("desk", protocol, DISTANCE, label)
+            recipe = ("lr", "betas", "batch_size", "schedule", "average", "plateau", "weight_decay")
+            assert [getattr(full, name) for name in recipe] == [getattr(desk, name) for name in recipe]
+            assert round(full.warmup * full.total_steps) == pytest.approx(desk.warmup * desk.total_steps, abs=2)
+
+
 @every_scale
 def test_run_names_match_the_recorded_digests(scale: str):
     """The digest of all cells; the name of a run is a digest of every field of its model, task and training.
@@ -85,6 +104,7 @@ RUN_DIGESTS = {
     "smoke": "c81d76cc2e5e554a",
     "laptop": "313920e11c9235ae",
     "desk": "4b5a9cb7cb19923e",
+    "full": "c29bd6888a4c259b",
     "paper": "a28301e25cf67aad",
 }
 

@@ -200,7 +200,7 @@ GroupKey = tuple[str, str, str]  # protocol, task, label
 class ReproductionScale(Preset):
     """A preset of the reproduction.
 
-    labels          the encodings of each task
+    labels          the encodings of each task; those of ``PROTOCOL TASK``, if there are, under one protocol
     partial_heads   the numbers of RoPE heads of Fig. 5
     first_seed      first seed of weights, order and data; others follow
     most_seeds      maximum number of seeds by task or label, or by place, which takes precedence (default: no limit)
@@ -283,7 +283,8 @@ def _core(scale: ReproductionScale, protocol: Protocol) -> list[TaskLabel]:
     swap = {"rope-absolute": "rope-alone"} if protocol == "released" else {}
     task_labels = []
     for task in (DISTANCE, COUNT):
-        task_labels += [(task, swap.get(label, label)) for label in scale.labels[task]]
+        labels = scale.labels.get(f"{protocol} {task}", scale.labels[task])
+        task_labels += [(task, swap.get(label, label)) for label in labels]
         task_labels += [(task, _partial_label(count)) for count in scale.partial_heads[task]]
     return task_labels
 

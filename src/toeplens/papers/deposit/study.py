@@ -166,7 +166,7 @@ def reproduce(
     """Run the papers' central experiment in ``out``, or resume it; returns the results so far.
 
     Arguments
-        scale      ``smoke``, ``laptop``, ``desk`` or ``paper``
+        scale      ``smoke``, ``laptop``, ``desk``, ``full`` or ``paper``
         protocols  ``paper``, ``released``, or both
         seeds      seeds per cell
         parts      parts of the study, see `PARTS`

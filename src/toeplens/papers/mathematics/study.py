@@ -135,7 +135,7 @@ def check_theory(
     """Run the experiments on the papers' mathematics in ``out``, or resume them.
 
     Arguments
-        scale      scale of the models whose heads are measured: ``smoke``, ``laptop``, ``desk`` or ``paper``
+        scale      scale of the models whose heads are measured: ``smoke``, ``laptop``, ``desk``, ``full`` or ``paper``
         seeds      number of seeds of every experiment and of the models
         execution  device, deadline, compilation
         workers    number of processes (default: one per core), or a `toeplens.engine.ClusterOptions`
