@@ -5,12 +5,16 @@ python tools/pictures.py
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import vl_convert
 
 from toeplens.cli.studies import page_in
+from toeplens.report.charts import facet_grid, line_chart, numeric
 from toeplens.report.exporting import draw_figure
+from toeplens.report.page import Figure
+from toeplens.report.theme import style
 
 ROOT = Path(__file__).resolve().parents[1]
 _SCALE = 1.5  # of 96 dots per inch
@@ -26,11 +30,31 @@ PICTURES = {  # record and chart by name
 }
 
 
+def learning_curves() -> Figure:
+    """Test accuracy by number of training examples, for each length of the sequences (results/learning-time)."""
+    lines = (ROOT / "results" / "learning-time" / "runs.jsonl").read_text("utf-8").splitlines()
+    runs = [json.loads(line) for line in lines]
+    desk = {"batch": 32, "lr": 1e-3, "width": 128, "seed": 3}
+    runs = [run for run in runs if desk.items() <= run.items() and run["words"] == (64 if run["length"] < 96 else 128)]
+    rows = [
+        {"encoding": {"rope": "RoPE", "sinusoidal": "Sinusoid"}[run["encoding"]], "series": f"{run['length']} tokens"}
+        | {"examples": examples, "accuracy": accuracy}
+        for run in runs
+        for examples, _, accuracy in run["curve"]
+    ]
+    x, y = numeric("examples", "training examples", kind="log"), numeric("accuracy", "test accuracy", format=".0%")
+    names = dict.fromkeys(f"{run['length']} tokens" for run in sorted(runs, key=lambda run: run["length"]))
+    chart = line_chart(rows, x, y, [style(name, index=index) for index, name in enumerate(names)], points=False)
+    chart = facet_grid(chart, "encoding", ["RoPE", "Sinusoid"], columns=2)
+    return Figure("learning-time", "Learning curves", chart, "")
+
+
 def main() -> None:
     """Write the pictures, two columns wide."""
-    for name, (record, chart) in PICTURES.items():
-        figures = {figure.id: figure for figure in page_in(ROOT / "results" / record).figures}
-        picture = draw_figure(figures[chart], "svg", 2).decode()
+    pages = {record: page_in(ROOT / "results" / record) for record, _ in PICTURES.values()}
+    charts = {name: {each.id: each for each in pages[page].figures}[chart] for name, (page, chart) in PICTURES.items()}
+    for name, figure in {**charts, "learning-time": learning_curves()}.items():
+        picture = draw_figure(figure, "svg", 2).decode()
         (IMAGES / f"{name}.png").write_bytes(vl_convert.svg_to_png(picture, scale=_SCALE))
         print(name)
 

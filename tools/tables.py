@@ -551,6 +551,27 @@ def checkpoints() -> Iterator[str]:
     yield from table(("checkpoint", *_ROPE), *rows)
 
 
+# ---- learning time ---------------------------------------------------------------------------------------------------
+
+
+def learning_time() -> Iterator[str]:
+    """Examples until 90 % of the answers are right, by setting and encoding, one number per seed."""
+    examples: dict[tuple[Any, ...], dict[str, list[str]]] = {}
+    for line in (RESULTS / "learning-time" / "runs.jsonl").read_text("utf-8").splitlines():
+        run = json.loads(line)
+        setting = tuple(run[name] for name in ("length", "words", "width", "batch", "lr"))
+        count = "over 500,000" if run["examples"] is None else f"{run['examples']:,}"
+        examples.setdefault(setting, {}).setdefault(run["encoding"], []).append(count)
+    rows = (
+        (
+            *(f"{number:g}" for number in setting),
+            *(", ".join(counts.get(name, ["–"])) for name in ("rope", "sinusoidal")),
+        )
+        for setting, counts in sorted(examples.items())
+    )
+    yield from table(("tokens", "words", "width", "batch", "learning rate", "RoPE", "sinusoid"), *rows)
+
+
 # ---- a picture -------------------------------------------------------------------------------------------------------
 
 
@@ -619,6 +640,7 @@ TABLES: dict[str, Callable[..., Iterator[str]]] = {
         rungs,
         lengths,
         checkpoints,
+        learning_time,
     )
 }
 

@@ -43,11 +43,6 @@ def percentage_points(value: float) -> str:
     return fmt(100 * value, 1)
 
 
-def whole_percent(value: float) -> str:
-    """A share in whole percent, for a cell of a map; empty for None or NaN."""
-    return fmt(100 * value, 0) if isfinite(value) else ""
-
-
 def fmt_signed(value: float | None, digits: int = 2) -> str:
     """A number with its sign, except for 0 after rounding."""
     text = fmt(value, digits)

@@ -255,10 +255,6 @@ class AuditRecord(Record):
         """The heads of one layer."""
         return (head for head in self.heads if head.layer_key == layer.layer_key)
 
-    def bands_of(self, layer: LayerRecord) -> list[BandRecord]:
-        """The bands of one layer."""
-        return [band for band in self.bands if band.layer_key == layer.layer_key]
-
     def layer_of(self, band: BandRecord) -> LayerRecord:
         """The layer that a band belongs to."""
         return next(layer for layer in self.layers if layer.layer_key == band.layer_key)

@@ -86,14 +86,6 @@ def input_text(audit: AuditRecord) -> str:
     return f"{size} ({text or 'source not recorded'}){changed}"
 
 
-def count_text(value: Any) -> str:
-    """A number of parameters, such as 22.7 M; a dash if unknown."""
-    if not isinstance(value, int | float):
-        return "–"
-    size, unit = next(((s, u) for s, u in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if value >= s), (1, ""))
-    return f"{value / size:.3g} {unit}".strip()
-
-
 def is_within_tolerance(layer: LayerRecord) -> bool:
     """Whether the differences of an attention call are within the tolerance."""
     return layer.used <= 1 if layer.used is not None else max(layer.weights or 0.0, layer.outputs) <= layer.tolerance

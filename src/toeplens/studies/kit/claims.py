@@ -160,11 +160,6 @@ class Claim(Generic[Data]):
     part: str = ""
     elsewhere: Mapping[str, Tests[Data]] = field(default_factory=dict, hash=False)
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether it is our own question and not a statement of a paper."""
-        return self.source.startswith("ours")
-
 
 # ---- claims in YAML --------------------------------------------------------------------------------------------------
 
