@@ -67,6 +67,7 @@ SETTINGS = (
     TaskSetting(length=96, words=128, batch=128, lr=3e-3),
     TaskSetting(length=120, words=574, batch=128, lr=3e-3),
     TaskSetting(length=120, words=574, batch=128, lr=3e-3, width=256),
+    TaskSetting(length=120, words=574, width=256),
 )
 
 
