@@ -375,6 +375,20 @@ def tasks(name: str) -> Iterator[str]:
     yield from table(("task", *_plain_text(record(name)).values()), *rows)
 
 
+def groups(name: str, *tasks: str) -> Iterator[str]:
+    """Accuracy of the trained models in each group of examples, mean over seeds: RECORD TASK ..."""
+    rows, heads = [], dict[str, None]()
+    for task in tasks:
+        for label, words in _plain_text(record(name)).items():
+            ends = [cell.probe_rows[-1] for cell in record(name).results.cells_of(task, label) if cell.probe_rows]
+            shares = {group: [row["groups"][group] for row in ends] for group in ends[0]["groups"]} if ends else {}
+            heads |= dict.fromkeys(shares)
+            rows.append((f"`{task}`", words, {group: f"{100 * np.mean(each):.0f}" for group, each in shares.items()}))
+    yield from table(
+        ("task", "encoding", *heads), *((task, x, *(each.get(g, "–") for g in heads)) for task, x, each in rows)
+    )
+
+
 def _plain_text(found: RecordedStudy) -> dict[str, str]:
     return {each.label: each.title for each in found.spec.columns() if set(each.tasks) == set(found.spec.tasks)}
 
@@ -633,6 +647,7 @@ TABLES: dict[str, Callable[..., Iterator[str]]] = {
         effects,
         choice,
         tasks,
+        groups,
         records,
         languages,
         pretrained,

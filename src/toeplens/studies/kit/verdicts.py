@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from scipy.special import stdtr, stdtrit
@@ -214,24 +214,32 @@ class Finding:
         return "fails" if self.fails <= level / 2 else "undecided"
 
 
-class TestOptions(TypedDict, total=False):
-    """Options of `within`."""
-
-    unit: str
-    grain: float
-    units: str
-
-
 @renamed
-def above(what: str, values: Values | Contrast, threshold: float, **options: Unpack[TestOptions]) -> Finding:
+def above(
+    what: str,
+    values: Values | Contrast,
+    threshold: float,
+    *,
+    unit: str = "",
+    grain: float = GRAIN,
+    units: str = "seeds",
+) -> Finding:
     """Is the mean of ``values`` (one per seed), or a `Contrast`, above ``threshold``? Options as in `within`."""
-    return within(what, values, threshold, np.inf, **options)
+    return within(what, values, threshold, np.inf, unit=unit, grain=grain, units=units)
 
 
 @renamed
-def below(what: str, values: Values | Contrast, threshold: float, **options: Unpack[TestOptions]) -> Finding:
+def below(
+    what: str,
+    values: Values | Contrast,
+    threshold: float,
+    *,
+    unit: str = "",
+    grain: float = GRAIN,
+    units: str = "seeds",
+) -> Finding:
     """Is the mean of ``values`` (one per seed), or a `Contrast`, below ``threshold``? Options as in `within`."""
-    return within(what, values, -np.inf, threshold, **options)
+    return within(what, values, -np.inf, threshold, unit=unit, grain=grain, units=units)
 
 
 def within(
