@@ -32,7 +32,8 @@ from toeplens.utils import InputError, read_json, write_json
 RESULTS = Path(__file__).parents[2] / "results"
 SCALE_SWEEP = "ladder"  # a part of desk, of which not every place is trained (results/README.md)
 QWEN = "qwen2.5-coder-0.5b"
-RECORDS = ("desk", "laptop", SCALE_SWEEP, "canonical", "language", "smollm2", "gemma3", QWEN, "minilm", "theory")
+RECORDS = ("desk", "laptop", SCALE_SWEEP, "canonical", "multihop", "language", "smollm2", "gemma3", QWEN, "minilm")
+RECORDS += ("theory",)
 _states: dict[str, Any] = {}
 
 
@@ -96,7 +97,7 @@ def test_a_reproduction_has_every_cell_of_the_current_grid(name: str) -> None:
 # ---- grid studies ----------------------------------------------------------------------------------------------------
 
 
-@states_of("canonical", "language")
+@states_of("canonical", "multihop", "language")
 def test_a_grid_study_has_every_cell_of_its_current_file(name: str) -> None:
     """But for the text, which the record knows by its hash and this machine may not have."""
     result = recorded_state(name)
@@ -121,7 +122,7 @@ def test_a_grid_study_has_every_cell_of_its_current_file(name: str) -> None:
     )
 
 
-@states_of("canonical")
+@states_of("canonical", "multihop")
 def test_the_table_and_the_relations_follow_from_the_cells(name: str) -> None:
     actual, about = recorded_state(name), read_record(RESULTS / name / "results.json.xz").content
     assert len(actual.relations) == len(about["relations"])
@@ -134,7 +135,7 @@ def test_the_table_and_the_relations_follow_from_the_cells(name: str) -> None:
     shares = [share for cell in actual.results.cells if (share := cell.measure("behaviour")) is not None]
     totals = [each.positional + each.symbolic + each.interaction for each in shares]
     assert max(np.nanmax(abs(total - 1), initial=0) for total in totals) < 1e-5, "to the six digits of a record"
-    assert sum(np.isfinite(total).sum() for total in totals) > 2000
+    assert sum(np.isfinite(total).sum() for total in totals) > 900
 
 
 @states_of("language")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import isfinite, pi
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,13 @@ def _purity_follows(cell: CellResult) -> float:
     return float(spearman(pairs)) if pairs.shape[1] > 2 and np.isfinite(pairs).all() else float("nan")
 
 
+def _purity_test(
+    words: str, value_of: Callable[[CellResult], float], data: ClaimData, task: str, **options: Any
+) -> list[Finding]:
+    figure = skilled_figure(words.format(task), value_of, _NO_PROBE, grain=0.02)
+    return MeanTest(figure, task=task, **options)(data)
+
+
 def _share_of_effects(cell: CellResult, share: str) -> float:
     """How much of the summed ablation effects the heads have of which this share is above a half."""
     behaviour, effects = cell.measure("behaviour"), heads.loss_effects(cell)
@@ -159,10 +167,10 @@ def _share_of_effects(cell: CellResult, share: str) -> float:
     return float(effects[getattr(behaviour, share) > _HALF].sum() / effects.sum())
 
 
-def _effect_of(data: ClaimData, share: str, **options: Any) -> list[Finding]:
-    words = f"effect of {share} heads / effect of all, "
+def _effect_of(data: ClaimData, share: str, task: str, **options: Any) -> list[Finding]:
+    words = f"effect of {share} heads / effect of all on {task}, "
     figure = skilled_figure(words, lambda cell: _share_of_effects(cell, share), _NO_HEAD, grain=0.02)
-    return MeanTest(figure, **options)(data)
+    return MeanTest(figure, task=task, **options)(data)
 
 
 def _emerges(data: ClaimData, task: str, share: str) -> list[Finding]:
@@ -348,8 +356,8 @@ _TESTS_BY_NAME: dict[str, Any] = {
     ),
     "extrapolates": _extrapolates,
     "falls": _falls,
-    "purity-gain": skilled_figure("purity of heads, end − beginning, ", _purity_gain, _NO_PROBE, grain=0.02),
-    "purity-follows": skilled_figure("correlation of purity and accuracy, ", _purity_follows, _NO_PROBE, grain=0.02),
+    "purity-gain": partial(_purity_test, "purity of heads on {}, end − beginning, ", _purity_gain),
+    "purity-follows": partial(_purity_test, "correlation of purity and accuracy on {}, ", _purity_follows),
     "effect-of": _effect_of,
 }
 
