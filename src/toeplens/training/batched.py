@@ -203,6 +203,7 @@ class BatchedSessions:
         self.ema_rate = torch.zeros(count, 1, dtype=self.weights.dtype, device=self.device)
         self.has_dropout = bool(first.spec.model.dropout and first.spec.model.dropout_on)
         self.masks: dict[int, list[list[Tensor]]] = {}  # by examples per step: masks of each micro-batch
+        self.rates: list[float] = []  # of the masks
         self.graph: torch.cuda.CUDAGraph | None = None
         self.can_capture = self.device.type == "cuda"
 
@@ -330,9 +331,8 @@ class BatchedSessions:
         batches = self._micro_batches(rows)
         counted = torch.stack([(labels != IGNORED).flatten(1).sum(1) for _, labels, _ in batches]).sum(0)
         masks = self.masks[rows.shape[1]] if self.has_dropout else [[]] * len(batches)
-        for index, (batch, drops) in enumerate(
-            zip(batches, masks, strict=True)
-        ):  # gradients add up to the whole batch's
+        # gradients add up to those of the whole batch
+        for index, (batch, drops) in enumerate(zip(batches, masks, strict=True)):
             loss, hits = self._losses(batch, drops)
             grads = torch.autograd.grad((loss / counted.clamp(min=1)).sum(), params)
             for total, grad in zip(self.param_grads, grads, strict=True):

@@ -132,7 +132,7 @@ class ProbeRecord(HasPage, Record):
     def overview(self) -> Iterator[ProbeSummary]:
         """A summary of each behaviour; of words of lists one per length."""
         for behaviour in DESCRIPTIONS:
-            yield from self.summaries(behaviour, *(("length",) if behaviour in BY_WORDS else ()))
+            yield from self.summaries(behaviour, *_GROUPINGS.get(behaviour, ((),))[0])
 
     def summary(self, behaviour: ProbeKind) -> ProbeSummary:
         """Summary over all items of a behaviour; there must be at least one."""
@@ -147,7 +147,7 @@ class ProbeRecord(HasPage, Record):
             yield _summarise(behaviour, dict(zip(by, key, strict=True)), items)
 
 
-# the summaries of a behaviour: over all items, and by these fields
+# the summaries of a behaviour by these fields; () is over all items, and the first one is that of the overview
 _GROUPINGS: dict[ProbeKind, tuple[tuple[str, ...], ...]] = {"loss": ((), ("start",)), "no needle": ((), ("length",))}
 _GROUPINGS |= {"needle": ((), ("length", "depth")), **dict.fromkeys(BY_WORDS, (("length",),))}
 _ITEM_VALUES = "nats right changed_nats changed_right"
