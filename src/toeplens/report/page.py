@@ -112,6 +112,11 @@ class Ledger:
     item_name: str = "Claim"
 
     @property
+    def is_sensitive(self) -> bool:
+        """Whether any verdict depends on models that are still learning."""
+        return any(entry.is_sensitive for entries in self.claims for entry in entries)
+
+    @property
     def table(self) -> Table:
         """The claims with their verdicts, for export."""
         rows = [
