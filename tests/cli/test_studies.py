@@ -154,7 +154,7 @@ def test_the_theory_study_runs_from_the_command_line(
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", ["smollm2", "gemma3", "qwen2.5-coder-0.5b", "minilm"])
+@pytest.mark.parametrize("name", ["smollm2", "gemma3", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b", "minilm"])
 def test_a_recorded_pretrained_model_has_its_page_and_its_claims(toeplens: Toeplens, tmp_path: Path, name: str):
     """From results.json.xz and claims.json, which are all that `results/` keeps of it."""
     for file in ("results.json.xz", "claims.json"):

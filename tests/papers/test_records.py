@@ -31,9 +31,9 @@ from toeplens.utils import InputError, read_json, write_json
 
 RESULTS = Path(__file__).parents[2] / "results"
 SCALE_SWEEP = "ladder"  # a part of desk, of which not every place is trained (results/README.md)
-QWEN = "qwen2.5-coder-0.5b"
-RECORDS = ("desk", "laptop", SCALE_SWEEP, "canonical", "multihop", "language", "smollm2", "gemma3", QWEN, "minilm")
-RECORDS += ("theory",)
+QWEN, LARGE_QWEN = "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"
+DECODERS = ("smollm2", "gemma3", QWEN, LARGE_QWEN)
+RECORDS = ("desk", "laptop", SCALE_SWEEP, "canonical", "multihop", "language", *DECODERS, "minilm", "theory")
 _states: dict[str, Any] = {}
 
 
@@ -156,7 +156,7 @@ def test_language_models_are_better_than_counting(name: str) -> None:
 # ---- pretrained models -----------------------------------------------------------------------------------------------
 
 
-@states_of("smollm2", "gemma3", QWEN)
+@states_of(*DECODERS)
 def test_a_pretrained_record_is_complete_and_every_pass_is_proved(name: str) -> None:
     record = recorded_state(name)
     assert record.is_complete
@@ -169,25 +169,26 @@ def test_a_pretrained_record_is_complete_and_every_pass_is_proved(name: str) -> 
 
 
 @pytest.mark.heavy
-def test_a_recorded_audit_of_qwen_is_repeated_by_its_weights() -> None:
-    """The audit of a sequence of the novel: every number of its heads, with logits of a thousand."""
+@pytest.mark.parametrize(("name", "logit"), [(QWEN, 1000), (LARGE_QWEN, 10_000)])
+def test_a_recorded_audit_of_qwen_is_repeated_by_its_weights(name: str, logit: float) -> None:
+    """The audit of a sequence of the novel: every number of its heads, with logits of a thousand and of ten."""
     models = RESULTS.parent / "models"
-    if not (models / QWEN).exists() or not (models / "texts").exists():
+    if not (models / name).exists() or not (models / "texts").exists():
         pytest.skip("make real-models fetches the model and the texts")
-    record = recorded_state(QWEN)
-    texts = {name: read_text(models / "texts" / f"{name}.txt") for name in record.plan.texts}
+    record = recorded_state(name)
+    texts = {text: read_text(models / "texts" / f"{text}.txt") for text in record.plan.texts}
     runner = PartRunner(
-        load_model(models / QWEN, device="cpu"), replace(record.plan, texts=texts), models, lambda *_: 0
+        load_model(models / name, device="cpu"), replace(record.plan, texts=texts), models, lambda *_: 0
     )
     actual, expected = runner._audit_part("text-4"), record.audits["text-4"]
-    assert max(layer.logit for layer in expected.layers) > 1000
+    assert max(layer.logit for layer in expected.layers) > logit
     for column in ("positional", "symbolic", "toeplitz", "centre", "previous", "induction", "first", "entropy"):
         values = ([getattr(head, column) for head in audit.heads] for audit in (actual, expected))
         got, known = (np.array(row, dtype=float) for row in values)
         np.testing.assert_allclose(got, known, rtol=1e-3, atol=1e-4, err_msg=column)
 
 
-@states_of("smollm2", "gemma3", QWEN)
+@states_of(*DECODERS)
 def test_intervals_over_texts_instead_of_sequences(name: str) -> None:
     """Each text's two sequences as one number, by Student's interval of three means with two degrees of freedom."""
     record = recorded_state(name)
@@ -206,7 +207,7 @@ def test_intervals_over_texts_instead_of_sequences(name: str) -> None:
         inside, outside = low < each.low and each.high < high, each.high < low or high < each.low
         assert each.verdict == ("holds" if inside else "fails" if outside else "undecided")
     others = {each.entry.claim.id for each in actual if each.differs and each.finding.essential}
-    assert others == {"smollm2": {"pure-heads"}, "gemma3": {"correspondence-learned"}, QWEN: set()}[name]
+    assert others == {"smollm2": {"pure-heads"}, "gemma3": {"correspondence-learned"}}.get(name, set())
 
 
 # ---- the mathematics -------------------------------------------------------------------------------------------------
