@@ -10,11 +10,13 @@ around the tables is written by hand.
 from __future__ import annotations
 
 import json
+import lzma
 import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +46,10 @@ from toeplens.papers.positional_symbolic.pretrained.study import PretrainedStudy
 from toeplens.studies import MIN_SEEDS, CellResult
 from toeplens.studies.grid import language
 from toeplens.studies.grid.measures import skill_retained
+from toeplens.studies.kit.probe_items import BY_WORDS
 from toeplens.studies.kit.results import ACCURACY, ModelValue, estimate_mean
 from toeplens.studies.kit.verdicts import mean_contrast, verdict_text
-from toeplens.studies.probing import ProbeKind
+from toeplens.studies.probing import ProbeKind, ProbeRecord
 from toeplens.training.presets import PROTOCOLS
 from toeplens.utils.formatting import fmt
 
@@ -586,6 +589,19 @@ def learning_time() -> Iterator[str]:
     yield from table(("tokens", "words", "width", "batch", "learning rate", "RoPE", "sinusoid"), *rows)
 
 
+def words(*names: str) -> Iterator[str]:
+    """Words of lists found by pretrained models, in per cent with intervals, by number of words."""
+    rows, counts = [], (2, 4, 8, 16)
+    for name, behaviour in product(names, BY_WORDS):
+        record = ProbeRecord.from_dict(
+            json.loads(lzma.decompress((RESULTS / "words" / f"{name}.json.xz").read_bytes()))
+        )
+        found = {each.length: each.right for each in record.overview() if each.behaviour == behaviour}
+        shares = [[fmt(100 * x, 0) for x in (found[n].value, found[n].low, found[n].high)] for n in counts]
+        rows.append((name, behaviour, *(f"{value} [{low}, {high}]" for value, low, high in shares)))
+    yield from table(("model", "list", *(f"{count} words" for count in counts)), *rows)
+
+
 # ---- a picture -------------------------------------------------------------------------------------------------------
 
 
@@ -656,6 +672,7 @@ TABLES: dict[str, Callable[..., Iterator[str]]] = {
         lengths,
         checkpoints,
         learning_time,
+        words,
     )
 }
 
