@@ -16,7 +16,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -592,13 +591,14 @@ def learning_time() -> Iterator[str]:
 def words(*names: str) -> Iterator[str]:
     """Words of lists found by pretrained models, in per cent with intervals, by number of words."""
     rows, counts = [], (2, 4, 8, 16)
-    for name, behaviour in product(names, BY_WORDS):
-        record = ProbeRecord.from_dict(
-            json.loads(lzma.decompress((RESULTS / "words" / f"{name}.json.xz").read_bytes()))
-        )
-        found = {each.length: each.right for each in record.overview() if each.behaviour == behaviour}
-        shares = [[fmt(100 * x, 0) for x in (found[n].value, found[n].low, found[n].high)] for n in counts]
-        rows.append((name, behaviour, *(f"{value} [{low}, {high}]" for value, low, high in shares)))
+    for name in names:
+        content = lzma.decompress((RESULTS / "words" / f"{name}.json.xz").read_bytes())
+        summaries = ProbeRecord.from_dict(json.loads(content)).overview()
+        found = {(each.behaviour, each.length): each.right for each in summaries}
+        for behaviour in BY_WORDS:
+            rights = (found[behaviour, count] for count in counts)
+            shares = ([fmt(100 * x, 0) for x in (each.value, each.low, each.high)] for each in rights)
+            rows.append((name, behaviour, *(f"{value} [{low}, {high}]" for value, low, high in shares)))
     yield from table(("model", "list", *(f"{count} words" for count in counts)), *rows)
 
 

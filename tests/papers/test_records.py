@@ -135,7 +135,7 @@ def test_the_table_and_the_relations_follow_from_the_cells(name: str) -> None:
     shares = [share for cell in actual.results.cells if (share := cell.measure("behaviour")) is not None]
     totals = [each.positional + each.symbolic + each.interaction for each in shares]
     assert max(np.nanmax(abs(total - 1), initial=0) for total in totals) < 1e-5, "to the six digits of a record"
-    assert sum(np.isfinite(total).sum() for total in totals) > 900
+    assert sum(np.isfinite(total).sum() for total in totals) > {"canonical": 2000, "multihop": 900}[name]
 
 
 @states_of("language")
@@ -171,7 +171,7 @@ def test_a_pretrained_record_is_complete_and_every_pass_is_proved(name: str) -> 
 @pytest.mark.heavy
 @pytest.mark.parametrize(("name", "logit"), [(QWEN, 1000), (LARGE_QWEN, 10_000)])
 def test_a_recorded_audit_of_qwen_is_repeated_by_its_weights(name: str, logit: float) -> None:
-    """The audit of a sequence of the novel: every number of its heads, with logits of a thousand and of ten."""
+    """The audit of a sequence of the novel: every number of its heads, with logits above a thousand and above ten thousand."""
     models = RESULTS.parent / "models"
     if not (models / name).exists() or not (models / "texts").exists():
         pytest.skip("make real-models fetches the model and the texts")

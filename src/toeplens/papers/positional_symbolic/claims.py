@@ -152,10 +152,10 @@ def _purity_follows(cell: CellResult) -> float:
     return float(spearman(pairs)) if pairs.shape[1] > 2 and np.isfinite(pairs).all() else float("nan")
 
 
-def _purity_test(
-    words: str, value_of: Callable[[CellResult], float], data: ClaimData, task: str, **options: Any
+def _test_skilled(
+    words: str, value_of: Callable[[CellResult], float], reason: str, data: ClaimData, task: str, **options: Any
 ) -> list[Finding]:
-    figure = skilled_figure(words.format(task), value_of, _NO_PROBE, grain=0.02)
+    figure = skilled_figure(words.format(task), value_of, reason, grain=0.02)
     return MeanTest(figure, task=task, **options)(data)
 
 
@@ -168,9 +168,8 @@ def _share_of_effects(cell: CellResult, share: str) -> float:
 
 
 def _effect_of(data: ClaimData, share: str, task: str, **options: Any) -> list[Finding]:
-    words = f"effect of {share} heads / effect of all on {task}, "
-    figure = skilled_figure(words, lambda cell: _share_of_effects(cell, share), _NO_HEAD, grain=0.02)
-    return MeanTest(figure, task=task, **options)(data)
+    words = f"effect of {share} heads / effect of all on {{}}, "
+    return _test_skilled(words, lambda cell: _share_of_effects(cell, share), _NO_HEAD, data, task, **options)
 
 
 def _emerges(data: ClaimData, task: str, share: str) -> list[Finding]:
@@ -356,8 +355,8 @@ _TESTS_BY_NAME: dict[str, Any] = {
     ),
     "extrapolates": _extrapolates,
     "falls": _falls,
-    "purity-gain": partial(_purity_test, "purity of heads on {}, end − beginning, ", _purity_gain),
-    "purity-follows": partial(_purity_test, "correlation of purity and accuracy on {}, ", _purity_follows),
+    "purity-gain": partial(_test_skilled, "purity of heads on {}, end − beginning, ", _purity_gain, _NO_PROBE),
+    "purity-follows": partial(_test_skilled, "correlation of purity and accuracy on {}, ", _purity_follows, _NO_PROBE),
     "effect-of": _effect_of,
 }
 
