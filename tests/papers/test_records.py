@@ -171,7 +171,7 @@ def test_a_pretrained_record_is_complete_and_every_pass_is_proved(name: str) -> 
 @pytest.mark.heavy
 @pytest.mark.parametrize(("name", "logit"), [(QWEN, 1000), (LARGE_QWEN, 10_000)])
 def test_a_recorded_audit_of_qwen_is_repeated_by_its_weights(name: str, logit: float) -> None:
-    """The audit of a sequence of the novel: every number of its heads, with logits above a thousand and above ten thousand."""
+    """The audit of a sequence of the novel: every number of its heads, with logits of 1,000 and of 10,000."""
     models = RESULTS.parent / "models"
     if not (models / name).exists() or not (models / "texts").exists():
         pytest.skip("make real-models fetches the model and the texts")
