@@ -250,7 +250,7 @@ def test_other_invalid_input_is_refused() -> None:
         ("rope+fox", {"base": 3}, "got 'base'"),
         ("rope+fox", {"rope": 3}, "rope must be options of 'rope', by name, got 3."),
         ("rope+fox", {"rope": {"bas": 3}}, "got 'bas'"),
-        ("rope+fox", {"rope": {"base": -3}}, "rope.base must be positive and finite, got -3"),
+        ("rope+fox", {"rope": {"base": -3}}, "rope.base must be over 0, got -3"),
     ):
         message = refusal_message(lambda names=names, options=options: encodings.build(names, **SIZES, **options))
         assert words in message, message

@@ -459,7 +459,7 @@ REFUSED = [
         {"encoding_options": {"bass": 2.0}},
         "option of encoding 'rope' must be one of base, pairing, got 'bass'; did you mean 'base'?",
     ),
-    ({"encoding_options": {"base": -1.0}}, "base must be positive and finite, got -1.0"),
+    ({"encoding_options": {"base": -1.0}}, "base must be finite and over 0, got -1.0"),
     ({"layers": 3}, "layers is not a field; did you mean 'num_layers'?"),
     ({"input_encoding": "alibi"}, "input_encoding must be an encoding that is added at the input"),
     (

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from toeplens.encodings.shapes import Positions
 from toeplens.utils import invalid
-from toeplens.utils.options import PositiveInt, Range, check_value
+from toeplens.utils.options import Positive, PositiveInt, Range, check_value
 
 TensorKind = Literal["bool", "integer", "real", "float"]
 FULL_PRECISION = (torch.float32, torch.float64)  # dtypes in which a bias may be part of a product of queries and keys
@@ -28,8 +28,7 @@ def offsets_between(q_positions: Positions, k_positions: Positions) -> Int[Tenso
 
 def rotary_frequencies(rotary_dim: int, base: float) -> Float[Tensor, "n"]:
     """theta_t = base^(-2t/rotary_dim), t = 0..rotary_dim/2 - 1, in float64 (Su et al. 2021, eq. 15)."""
-    if not 0 < base < math.inf:
-        raise invalid("base", "be positive and finite", base)
+    check_value("base", base, Positive)
     return base ** -(torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Unpack, get_args
 
 import numpy as np
 import torch
@@ -22,7 +22,13 @@ from toeplens.lens.kit import separable_keys, terms
 from toeplens.lens.kit.intervals import bootstrap_means
 from toeplens.lens.kit.interventions import Batch, Metric, counted_batches, example_metrics, harm
 from toeplens.lens.kit.rotation import RotaryPairs
-from toeplens.lens.kit.separable_keys import AttentionOptions, SeparableKeys, iter_layer_keys, query_blocks
+from toeplens.lens.kit.separable_keys import (
+    AttentionArguments,
+    AttentionOptions,
+    SeparableKeys,
+    iter_layer_keys,
+    query_blocks,
+)
 from toeplens.lens.kit.toeplitz import Layout, check_finite, sequence_ends, sum_over_keys
 from toeplens.lens.kit.trace import AttentionTrace, CountedQueries, LayerTrace, Source
 from toeplens.utils import InputError, choose, invalid
@@ -180,7 +186,7 @@ class FrequencyUse:
 def frequency_use(
     q: Float[Tensor, "*_B _N _d"] | AttentionTrace | LayerTrace,
     k: Float[Tensor, "*_B2 _N _d"] | None = None,
-    **arguments: Any,
+    **arguments: Unpack[AttentionArguments],
 ) -> FrequencyUse:
     """Norm and variance use of every frequency, for the layers of a trace or for tensors.
 

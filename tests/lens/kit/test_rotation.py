@@ -214,7 +214,8 @@ def test_known_heads_tell_the_layouts_apart() -> None:
         ({"layout": "neox"}, "layout must be one of half, interleaved, got 'neox'"),
         ({"rotary_dim": 3}, "rotary_dim must be even"),
         ({"rotary_dim": 10}, "rotary_dim must be at most 8"),
-        ({"base": 0.0}, "base must be positive"),
+        ({"base": 0.0}, "base must be finite and over 0"),
+        ({"base": "10000"}, "base must be a number"),
     ],
 )
 def test_an_impossible_rotation_is_refused(change: dict[str, Any], sentence: str) -> None:

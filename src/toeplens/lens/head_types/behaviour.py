@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from torch import Tensor
 
 from toeplens.lens.head_types.two_way import two_way_variances
 from toeplens.lens.kit.separable_keys import (
+    AttentionArguments,
     AttentionOptions,
     PairwiseLogits,
     PermutableKeys,
@@ -76,7 +77,7 @@ class Behaviour(Record):
 def behaviour(
     q: Float[Tensor, "*_B _N _d"] | AttentionTrace | LayerTrace,
     k: Float[Tensor, "*_B2 _N _d"] | None = None,
-    **arguments: Any,
+    **arguments: Unpack[AttentionArguments],
 ) -> Behaviour:
     """The positional, symbolic and interaction share of every head, exactly: no sampling, no N x N table.
 
@@ -196,7 +197,7 @@ def permutation_scores(
     queries: int = 64,
     permutations: int = 32,
     seed: int = 0,
-    **arguments: Any,
+    **arguments: Unpack[AttentionArguments],
 ) -> PermutationScores:
     """Monte Carlo scores of invariance (positional) and equivariance (symbolic) under permutations of the keys.
 

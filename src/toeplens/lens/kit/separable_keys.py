@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal, TypedDict, get_args
 
 import torch
 from jaxtyping import Bool, Complex, Float, Int
@@ -146,6 +146,24 @@ class PairwiseLogits(PermutableKeys):
 
 
 KeySplit = Literal["known", "none", "input", "mean", "ablate"]
+
+
+class AttentionArguments(TypedDict, total=False):
+    """The fields of `AttentionOptions` as keyword arguments, for editors."""
+
+    rotation: Float[Tensor, "*_H n"] | RotaryPairs | PositionalEncoding | None
+    pairing: Pairing | None
+    rotated: bool
+    layout: Layout | None
+    bias: Float[Tensor, "*_H D"] | None
+    k_position: Float[Tensor, "*_B N d"] | None
+    causal: bool
+    scale: float
+    lengths: Int[Tensor, "B"] | None
+    split: KeySplit
+    counted: CountedQueries
+    window: int | None
+    chunk: int | None
 
 
 @dataclass(frozen=True)
