@@ -36,14 +36,17 @@ def learning_curves() -> Figure:
     runs = [json.loads(line) for line in lines]
     desk = {"batch": 32, "lr": 1e-3, "width": 128, "seed": 3}
     runs = [run for run in runs if desk.items() <= run.items() and run["words"] == (64 if run["length"] < 96 else 128)]
+    runs.sort(key=lambda run: (run["length"], run["max_distance"] or 0))
+    limits = [run["max_distance"] and f", distances up to {run['max_distance']}" for run in runs]
+    series = [f"{run['length']} tokens{limit or ''}" for run, limit in zip(runs, limits, strict=True)]
     rows = [
-        {"encoding": {"rope": "RoPE", "sinusoidal": "Sinusoid"}[run["encoding"]], "series": f"{run['length']} tokens"}
+        {"encoding": {"rope": "RoPE", "sinusoidal": "Sinusoid"}[run["encoding"]], "series": name}
         | {"examples": examples, "accuracy": accuracy}
-        for run in runs
+        for run, name in zip(runs, series, strict=True)
         for examples, _, accuracy in run["curve"]
     ]
     x, y = numeric("examples", "training examples", kind="log"), numeric("accuracy", "test accuracy", format=".0%")
-    names = dict.fromkeys(f"{run['length']} tokens" for run in sorted(runs, key=lambda run: run["length"]))
+    names = dict.fromkeys(series)
     chart = line_chart(rows, x, y, [style(name, index=index) for index, name in enumerate(names)], points=False)
     chart = facet_grid(chart, "encoding", ["RoPE", "Sinusoid"], columns=2)
     return Figure("learning-time", "Learning curves", chart, "")

@@ -303,16 +303,17 @@ EFFECTS = (
 
 
 def effects() -> Iterator[str]:
-    """Largest ablation effect of a head in the reproduction's records, under both protocols."""
+    """Largest ablation effect of a head in the reproduction's records, under the protocols of each."""
+    columns = [(name, protocol) for name in ("full", *REPRODUCED) for protocol in record(name).content["protocols"]]
     rows = []
     for words, *labels in EFFECTS:
-        places = [(name, *each) for name in REPRODUCED for each in zip(PROTOCOLS, labels, strict=True)]
+        label = dict(zip(PROTOCOLS, labels, strict=True))
         result = (
-            _measured(name, protocol, SWEEP_TASK, label, FIGURES["largest-cost"][""])
-            for name, protocol, label in places
+            _measured(name, protocol, SWEEP_TASK, label[protocol], FIGURES["largest-cost"][""])
+            for name, protocol in columns
         )
         rows.append((words, *(text.partition(" (")[0] for _, text in result)))
-    yield from table(("encoding", *(f"{name}, {protocol}" for name in REPRODUCED for protocol in PROTOCOLS)), *rows)
+    yield from table(("encoding", *(f"{name}, {protocol}" for name, protocol in columns)), *rows)
 
 
 # an encoding's title, and its labels in the records `canonical`, `desk` and `language`
@@ -575,7 +576,8 @@ def learning_time() -> Iterator[str]:
     examples: dict[tuple[Any, ...], dict[str, list[str]]] = {}
     for line in (RESULTS / "learning-time" / "runs.jsonl").read_text("utf-8").splitlines():
         run = json.loads(line)
-        setting = tuple(run[name] for name in ("length", "words", "width", "batch", "lr"))
+        farthest = run["max_distance"] or run["length"] - 1
+        setting = (run["length"], farthest, *(run[name] for name in ("words", "width", "batch", "lr")))
         count = "over 500,000" if run["examples"] is None else f"{run['examples']:,}"
         examples.setdefault(setting, {}).setdefault(run["encoding"], []).append(count)
     rows = (
@@ -585,7 +587,8 @@ def learning_time() -> Iterator[str]:
         )
         for setting, counts in sorted(examples.items())
     )
-    yield from table(("tokens", "words", "width", "batch", "learning rate", "RoPE", "sinusoid"), *rows)
+    heads = ("tokens", "largest distance", "words", "width", "batch", "learning rate", "RoPE", "sinusoid")
+    yield from table(heads, *rows)
 
 
 def words(*names: str) -> Iterator[str]:
