@@ -156,6 +156,7 @@ class ScaleVariant:
     value      its value, in words
     model, optimiser  fields of the model and of the training that it sets
     tokens     sequence length
+    distance   largest distance of the two words, under the paper protocol only
     epochs     maximum number of epochs
     """
 
@@ -164,6 +165,7 @@ class ScaleVariant:
     model: dict[str, Any] = field(default_factory=dict)
     optimiser: dict[str, Any] = field(default_factory=dict)
     tokens: int | None = None
+    distance: int | None = None
     epochs: int | None = None
 
     @property
@@ -176,6 +178,9 @@ class ScaleVariant:
         sizes = scale.tasks
         if self.tokens is not None:
             sizes = task_sizes(sizes, self.tokens)
+        if self.distance is not None:
+            paper = sizes[DISTANCE].paper | {"max_distance": self.distance}
+            sizes = sizes | {DISTANCE: replace(sizes[DISTANCE], paper=paper)}
         if self.epochs is not None:
             sizes = {task: replace(size, epochs=self.epochs) for task, size in sizes.items()}
         model = scale.model | self.model | ({} if self.tokens is None else {"max_len": self.tokens})
@@ -338,7 +343,8 @@ def _mechanism(scale: ReproductionScale, protocol: Protocol) -> list[TaskLabel]:
 
 def _scale_sweep(scale: ReproductionScale, protocol: Protocol) -> list[TaskLabel]:
     """Some encodings at the unchanged scale, and with one factor changed at a time."""
-    suffixes = ["", *(f"/{suffix}" for suffix in scale.scale_variants)] if scale.scale_variants else []
+    variants = [name for name in scale.scale_variants if protocol == "paper" or not SCALE_VARIANTS[name].distance]
+    suffixes = ["", *(f"/{variant}" for variant in variants)] if variants else []
     return [(SWEEP_TASK, f"{base}{suffix}") for suffix in suffixes for base in SWEEP_BASES[protocol]]
 
 
