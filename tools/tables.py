@@ -532,7 +532,7 @@ def rungs() -> Iterator[str]:
         *(rung for rung in SCALES["desk"].scale_variants if rung != "longer" and not SCALE_VARIANTS[rung].tokens),
     ):
         result = [_cells(protocol, base, rung) for protocol, base in _ROPE.items()]
-        if all(result):
+        if any(result):
             changed = SCALE_VARIANTS[rung].title if rung else "nothing (baseline)"
             rows.append((changed, *(words for cells in result for words in _costs(cells, len(cells)))))
     yield from table(("changed", *(f"{protocol}, {unit}" for protocol in _ROPE for unit in COSTS)), *rows)
