@@ -23,7 +23,7 @@ from toeplens.lens.kit.intervals import bootstrap_means
 from toeplens.lens.kit.interventions import Batch, Metric, counted_batches, example_metrics, harm
 from toeplens.lens.kit.rotation import RotaryPairs
 from toeplens.lens.kit.separable_keys import (
-    AttentionArguments,
+    AttentionOptionArguments,
     AttentionOptions,
     SeparableKeys,
     iter_layer_keys,
@@ -186,7 +186,7 @@ class FrequencyUse:
 def frequency_use(
     q: Float[Tensor, "*_B _N _d"] | AttentionTrace | LayerTrace,
     k: Float[Tensor, "*_B2 _N _d"] | None = None,
-    **arguments: Unpack[AttentionArguments],
+    **arguments: Unpack[AttentionOptionArguments],
 ) -> FrequencyUse:
     """Norm and variance use of every frequency, for the layers of a trace or for tensors.
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from toeplens.lens.head_types.two_way import two_way_variances
 from toeplens.lens.kit.separable_keys import (
-    AttentionArguments,
+    AttentionOptionArguments,
     AttentionOptions,
     PairwiseLogits,
     PermutableKeys,
@@ -77,7 +77,7 @@ class Behaviour(Record):
 def behaviour(
     q: Float[Tensor, "*_B _N _d"] | AttentionTrace | LayerTrace,
     k: Float[Tensor, "*_B2 _N _d"] | None = None,
-    **arguments: Unpack[AttentionArguments],
+    **arguments: Unpack[AttentionOptionArguments],
 ) -> Behaviour:
     """The positional, symbolic and interaction share of every head, exactly: no sampling, no N x N table.
 
@@ -197,7 +197,7 @@ def permutation_scores(
     queries: int = 64,
     permutations: int = 32,
     seed: int = 0,
-    **arguments: Unpack[AttentionArguments],
+    **arguments: Unpack[AttentionOptionArguments],
 ) -> PermutationScores:
     """Monte Carlo scores of invariance (positional) and equivariance (symbolic) under permutations of the keys.
 

@@ -148,7 +148,7 @@ class PairwiseLogits(PermutableKeys):
 KeySplit = Literal["known", "none", "input", "mean", "ablate"]
 
 
-class AttentionArguments(TypedDict, total=False):
+class AttentionOptionArguments(TypedDict, total=False):
     """The fields of `AttentionOptions` as keyword arguments, for editors."""
 
     rotation: Float[Tensor, "*_H n"] | RotaryPairs | PositionalEncoding | None
