@@ -82,7 +82,7 @@ def test_a_reproduction_has_every_cell_of_the_current_grid(name: str) -> None:
         cells = [cell for cell in cells if cell.key in recorded_keys]
     else:
         assert about["seeds"] >= 5
-        assert tuple(about["protocols"]) == PROTOCOLS
+    assert name == "full" or tuple(about["protocols"]) == PROTOCOLS
     assert {(cell.key, cell.run) for cell in results.cells} == {(cell.key, cell.job.spec.name) for cell in cells}
     actual = {cell.key: cell for cell in results.cells}
     watched = {cell.job.spec.name for cell in cells if cell.job.probe}  # two places may stand for the same run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from toeplens import lens
 from toeplens.lens import RotaryPairs, behaviour, frequency_use, permutation_scores, rotary_offsets, toeplitz_profile
+from toeplens.lens.kit.separable_keys import AttentionOptionArguments, AttentionOptions
 from toeplens.utils import InputError
 
 Q, K = (torch.randn(2, n, 9, 12, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (4, 2))
@@ -224,3 +225,7 @@ def test_an_impossible_rotation_is_refused(change: dict[str, Any], sentence: str
     for frequencies in (torch.ones(5), torch.ones(2, 2, 2), torch.full((2,), torch.nan)):
         with pytest.raises(InputError, match=r"^rotation must have "):
             RotaryPairs(frequencies, "half", 8)
+
+
+def test_editors_know_every_option_of_the_measures_on_tensors() -> None:
+    assert list(AttentionOptionArguments.__annotations__) == [field.name for field in fields(AttentionOptions)]
