@@ -44,7 +44,7 @@ from toeplens.papers.positional_symbolic.pretrained.parts import (
 from toeplens.papers.positional_symbolic.pretrained.study import PretrainedStudy
 from toeplens.studies import MIN_SEEDS, CellResult
 from toeplens.studies.grid import language
-from toeplens.studies.grid.measures import skill_retained
+from toeplens.studies.grid.measures import share_of_effects, skill_retained
 from toeplens.studies.kit.probe_items import BY_WORDS
 from toeplens.studies.kit.results import ACCURACY, ModelValue, estimate_mean
 from toeplens.studies.kit.verdicts import mean_contrast, verdict_text
@@ -266,6 +266,10 @@ FIGURES: Mapping[str, Mapping[str, ModelValue]] = {
         )
         for factor in (1.5, 2.0)
     },
+    "kinds": {
+        f", {share}": _skilled("", lambda cell, share=share: share_of_effects(cell, share))
+        for share in ("positional", "symbolic", "interaction")
+    },
 }
 
 
@@ -415,8 +419,10 @@ def _measured(name: str, protocol: str, task: str, label: str, figure: ModelValu
     result, models = mean_contrast(values, figure.grain).estimate(), f"({len(values)} of {len(cells)})"
     if len(values) < MIN_SEEDS:
         return result.value, f"{100 * result.value:.0f} {models}"
-    high = min(result.high, 1.0) if figure is ACCURACY else result.high
-    return result.value, f"{100 * result.value:.0f} [{100 * result.low:.0f}, {100 * high:.0f}] {models}"
+    low, high = result.low, result.high
+    if figure in (ACCURACY, *FIGURES["kinds"].values()):
+        low, high = max(low, 0.0), min(high, 1.0)
+    return result.value, f"{100 * result.value:.0f} [{100 * low:.0f}, {100 * high:.0f}] {models}"
 
 
 def records(*names: str) -> Iterator[str]:

@@ -159,17 +159,9 @@ def _test_skilled(
     return MeanTest(figure, task=task, **options)(data)
 
 
-def _share_of_effects(cell: CellResult, share: str) -> float:
-    """How much of the summed ablation effects the heads have of which this share is above a half."""
-    behaviour, effects = cell.measure("behaviour"), heads.loss_effects(cell)
-    if behaviour is None or effects is None or not effects.any():
-        return float("nan")
-    return float(effects[getattr(behaviour, share) > _HALF].sum() / effects.sum())
-
-
 def _effect_of(data: ClaimData, share: str, task: str, **options: Any) -> list[Finding]:
     words = f"effect of {share} heads / effect of all on {{}}, "
-    return _test_skilled(words, lambda cell: _share_of_effects(cell, share), _NO_HEAD, data, task, **options)
+    return _test_skilled(words, lambda cell: heads.share_of_effects(cell, share), _NO_HEAD, data, task, **options)
 
 
 def _emerges(data: ClaimData, task: str, share: str) -> list[Finding]:

@@ -62,6 +62,14 @@ def effect_weighted_mean(cell: CellResult, values: Heads) -> float:
     return float((weights * np.nan_to_num(values)).sum() / weights.sum()) if weights.sum() > 0 else float("nan")
 
 
+def share_of_effects(cell: CellResult, share: str) -> float:
+    """How much of the summed ablation effects the heads have of which this share is above a half."""
+    behaviour, effects = cell.measure("behaviour"), loss_effects(cell)
+    if behaviour is None or effects is None or not effects.any():
+        return float("nan")
+    return float(effects[getattr(behaviour, share) > 0.5].sum() / effects.sum())
+
+
 def mean_toeplitz_share(cell: CellResult) -> float:
     """The mean Toeplitz share of a cell's heads; NaN if not measured."""
     profile = cell.measure("toeplitz")
