@@ -98,12 +98,17 @@ _DESK = Preset(
 )
 _FULL = Preset(
     name="full",
-    about="the papers' sizes, trained by the recipe of desk, without dropout and on more examples; about an hour per "
-    "model on one core",
+    about="the papers' sizes, trained by the recipe of desk, without dropout and on more examples; one to six hours "
+    "per model on one core",
     model=_decoder(574, 256, num_layers=6, num_heads=16, length=128),
-    optimiser=_DESK.optimiser | {"warmup": 0.0036, "evaluations": 25},  # as many steps, one per 10,000 examples
+    optimiser=_DESK.optimiser
+    | {"warmup": 0.0036, "evaluations": 25}  # as many steps, one per 10,000 examples
+    # a model can stall for 30,000 examples before it learns the rest, so no plateau counts below 90 %
+    | {"plateau": {"gain": 0.05, "patience": 3, "skill": 0.9}},
     tasks={
-        DISTANCE: TaskSize({"length": 120, "max_distance": 71}, {"length": 128}, 250_000, 1024, epochs=4),
+        DISTANCE: TaskSize(
+            {"length": 120, "max_distance": 71}, {"length": 128, "max_between": 70}, 250_000, 1024, epochs=4
+        ),
         COUNT: TaskSize({"length": 120}, {"length": 128}, 250_000, 1024, epochs=4),
     },
 )

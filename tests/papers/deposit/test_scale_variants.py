@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.papers.deposit.synthetic_studies import Layers, SyntheticModel, changed_cells, results, task1_models
 
-from toeplens.papers.deposit import claims_of, grid
+from toeplens.papers.deposit import SCALES, claims_of, grid
 from toeplens.papers.deposit.spec import SCALE_VARIANTS, SWEEP_BASES
 from toeplens.studies import LedgerEntry, Results, judge
 from toeplens.training.presets import PROTOCOLS
@@ -16,6 +16,7 @@ from toeplens.training.presets import PROTOCOLS
 CHANGED_FIELDS = {
     "tokens": {"model.max_len", "task_options.length", "task_options.max_between"},
     "largest distance": {"task_options.max_distance"},
+    "length and largest distance": {"model.max_len", "task_options.length", "task_options.max_distance"},
     "heads": {"model.num_heads"},
     "layers": {"model.num_layers"},
     "width": {"model.d_model", "model.d_ff"},
@@ -35,12 +36,13 @@ def changed_fields(content: dict[str, Any], before: str = "") -> dict[str, Any]:
 
 @pytest.mark.parametrize("rung", SCALE_VARIANTS)
 def test_a_scale_variant_changes_only_its_axis(rung: str) -> None:
+    scale = "desk" if rung in SCALES["desk"].scale_variants else "full"
     cells = {
         (cell.key.protocol, cell.key.label): cell.job.spec.model_dump(mode="json")
-        for cell in grid("desk", PROTOCOLS, 1, ["ladder"])
+        for cell in grid(scale, PROTOCOLS, 1, ["ladder"])
     }
     for protocol, bases in SWEEP_BASES.items():
-        for base in bases if protocol == "paper" or SCALE_VARIANTS[rung].axis != "largest distance" else ():
+        for base in bases if protocol == "paper" or not SCALE_VARIANTS[rung].distance else ():
             plain, changed = (changed_fields(cells[protocol, label]) for label in (base, f"{base}/{rung}"))
             names = {name for name in plain.keys() | changed.keys() if plain.get(name) != changed.get(name)}
             gone = {name for name in names if name.startswith("plateau.") and changed.get("plateau", 0) is None}

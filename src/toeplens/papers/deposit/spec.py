@@ -255,7 +255,7 @@ def _scale(name: str, options: dict[str, Any]) -> ReproductionScale:
     for field_ in ("most_seeds", "longer"):
         items = options.get(field_, {}).items()
         options[field_] = {tuple(key.split()) if " " in key else key: value for key, value in items}
-    options["scale_variants"] = tuple(SCALE_VARIANTS) if options.pop("rungs", None) else ()
+    options["scale_variants"] = tuple(options.pop("rungs", ()))
     return ReproductionScale(**vars(PRESETS[name]), **options)
 
 
