@@ -32,7 +32,7 @@ from toeplens.papers.deposit.measures import (
     switch_effects,
     switch_totals,
 )
-from toeplens.papers.deposit.spec import SCALE_VARIANTS, SWEEP_BASES, SWEEP_TASK, title
+from toeplens.papers.deposit.spec import SCALE_VARIANTS, SWEEP_BASES, SWEEP_TASK, EncodingLabel, title
 from toeplens.papers.positional_symbolic.pretrained import gather
 from toeplens.papers.positional_symbolic.pretrained.parts import (
     NUM_BANDS,
@@ -241,8 +241,8 @@ def errors() -> Iterator[str]:
     effects = {"nothing there": "no effect", "at the bar": "at the threshold", "twice the bar": "twice the threshold"}
     rows = [
         (
-            shapes.get(row["shape"], row["shape"]),
-            effects.get(row["effect"], row["effect"]),
+            shapes.get(row["shape"]) or row["shape"],
+            effects.get(row["effect"]) or row["effect"],
             *(f"{100 * row[key]:.1f}%" for key in keys),
         )
         for row in content["ledgers"]
@@ -503,6 +503,7 @@ def switches() -> Iterator[str]:
 # ---- the scale sweep -------------------------------------------------------------------------------------------------
 
 COSTS = ("% of the skill", "nats")
+LEARNED = 0.9  # accuracy
 _ROPE = dict(zip(PROTOCOLS, ("rope", "rope-alone"), strict=True))
 CHECKPOINTS = {
     "able": "first above 90% accuracy, if before the plateau",
@@ -562,6 +563,25 @@ def lengths() -> Iterator[str]:
 
 def _lengths() -> list[str]:
     return ["", *(rung for rung in SCALES["desk"].scale_variants if SCALE_VARIANTS[rung].tokens)]
+
+
+def paper_size() -> Iterator[str]:
+    """The models of the papers' width and vocabulary: when each learned Task 1, and what the heads of a layer cost."""
+    scale, models = SCALES["full"], []
+    for cell in (cell for cell in record("full").results.cells if cell.key.task == SWEEP_TASK):
+        label, sizes = EncodingLabel.parse(cell.key.label), scale.tasks[SWEEP_TASK].paper
+        variant = SCALE_VARIANTS.get(label.variant or "")
+        place = (variant.tokens, variant.distance) if variant else (sizes["length"], sizes["max_distance"])
+        steps = next((row["step"] for row in cell.epochs if row["test_accuracy"] >= LEARNED), None)
+        examples = "–" if steps is None else f"{steps * scale.optimiser['batch_size']:,}"
+        costs = head_costs(cell, END, "accuracy")
+        layers = [fmt(None)] * 6 if costs is None else [f"{100 * cost:.0f}" for cost in costs.effects.max(axis=1)]
+        words = title(label.base, "paper"), str(cell.key.seed), f"{100 * cell.result['test_accuracy']:.1f}", examples
+        models.append((place, label.base, (*map(str, place), *words, *layers)))
+    order = SWEEP_BASES["paper"]
+    models.sort(key=lambda model: (model[0], order.index(model[1]) if model[1] in order else len(order)))
+    heads = "tokens", "largest distance", "encoding", "seed", "accuracy", "examples until 90%"
+    yield from table((*heads, *(f"layer {number}" for number in range(1, 7))), *(row for *_, row in models))
 
 
 def checkpoints() -> Iterator[str]:
@@ -679,6 +699,7 @@ TABLES: dict[str, Callable[..., Iterator[str]]] = {
         switches,
         rungs,
         lengths,
+        paper_size,
         checkpoints,
         learning_time,
         words,
