@@ -103,6 +103,18 @@ def test_symbol_extremes_are_found_between_grid_angles() -> None:
     assert actual.symbol_high == pytest.approx(2, abs=1e-12)
 
 
+@given(degree=st.integers(2, 5), seed=st.integers(0, 999))
+def test_no_competing_extreme_of_the_symbol_is_missed(degree: int, seed: int) -> None:
+    """Close to 2 cos(degree * phi + c), the symbol has as many minima as its degree, of nearly equal depth."""
+    rng = np.random.default_rng(seed)
+    half = np.exp(2j * np.pi * rng.random(degree)) * [*np.full(degree - 1, 0.003), 1]
+    kernel = np.concatenate((half[::-1].conj(), [0], half))
+    actual, values = szego(kernel, [4]), np.real(symbol(kernel, 50_001)[1])
+    slack = 1e-13 * np.abs(kernel).sum()
+    assert actual.symbol_low <= values.min() + slack
+    assert actual.symbol_high >= values.max() - slack
+
+
 @pytest.mark.parametrize(
     ("kernel", "size", "message"),
     [

@@ -44,7 +44,7 @@ from scipy.linalg import eigvals_banded, eigvalsh, toeplitz
 from scipy.optimize import linprog, minimize
 
 from toeplens.encodings.kit import rotary_frequencies
-from toeplens.lens.toeplitz.spectrum import szego
+from toeplens.lens.toeplitz.spectrum import max_value, szego
 from toeplens.papers.mathematics.statements import ROUNDING, Margins, Record, Sizes, counterexample_search, round_values
 
 Matrices = Inexact[np.ndarray, "*B N N"]
@@ -106,25 +106,6 @@ def hermitian_toeplitz(column: Columns) -> Matrices:
     offsets = np.subtract.outer(np.arange(column.shape[-1]), np.arange(column.shape[-1]))
     matrix = column[..., np.abs(offsets)]
     return np.where(offsets >= 0, matrix, matrix.conj())
-
-
-def max_value(coefficients: Columns) -> Float[np.ndarray, "*B"]:
-    """max over θ of 2 Re Σ_i c_i e^{iiθ}, to rounding: an FFT grid of 16N, then Newton from its 8 highest peaks."""
-    size = coefficients.shape[-1]
-    flat = coefficients.reshape(-1, size)
-    count = 16 * size
-    values = 2 * count * np.fft.ifft(flat, count, axis=-1).real
-    is_peak = (values >= np.roll(values, 1, -1)) & (values >= np.roll(values, -1, -1))
-    peak_indices = np.argpartition(np.where(is_peak, values, -np.inf), -8, axis=-1)[:, -8:]
-    angles, best = 2 * np.pi * peak_indices / count, values.max(-1)
-    index = np.arange(size)
-    for _ in range(7):
-        terms = flat[:, None] * np.exp(1j * angles[..., None] * index)
-        best = np.maximum(best, 2 * terms.real.sum(-1).max(-1))
-        slope, curvature = -(terms.imag @ index), -(terms.real @ index**2)
-        step = np.divide(-slope, curvature, out=np.zeros_like(slope), where=curvature < 0)
-        angles = angles + np.clip(step, -2 * np.pi / count, 2 * np.pi / count)
-    return best.reshape(coefficients.shape[:-1])
 
 
 def amplitude(coefficients: Columns) -> Float[np.ndarray, "*B"]:
