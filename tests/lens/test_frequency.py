@@ -139,6 +139,8 @@ def test_padding_values_are_ignored(window: int | None) -> None:
     dirty, clean = (frequency_use(each) for each in (replace(layer, q=parts[0], k=parts[1]), layer))
     torch.testing.assert_close(dirty.shares.logits, clean.shares.logits, rtol=0, atol=0)
     torch.testing.assert_close(dirty.norms, clean.norms, rtol=0, atol=0)
+    empty = frequency_use(q, k, **options | {"lengths": torch.tensor([0, 0]), "causal": False})
+    assert empty.variance.isnan().all()
 
 
 def reference_use_of_tensors(case: dict[str, Any]) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.builders import wrong_types
 from torch import Tensor
 
 from toeplens import lens
@@ -126,6 +127,21 @@ def test_a_cache_of_transformer_lens_gives_the_numbers_of_an_audit(rotated: bool
     for head in (head for head in audited().heads if head.layer == LAYER):
         torch.testing.assert_close(use.norm_shares()[head.head].tolist(), list(head.norm_use), rtol=0, atol=1e-5)
         assert float(profile.variance_explained[head.head]) == pytest.approx(head.toeplitz_variance, abs=1e-5)
+
+
+@wrong_types
+def test_lists_are_accepted_as_lengths_bias_and_tokens() -> None:
+    q, k = torch.randn(2, 2, 1, 4, 3)
+    for measure in (lens.toeplitz_profile, lens.behaviour):
+        lists, tensors = (
+            measure(q, k, lengths=make([3, 4]), bias=make([0.0, 1.0, 2.0, 3.0])) for make in (list, torch.tensor)
+        )
+        assert repr(lists) == repr(tensors)
+    weights = torch.eye(4).expand(2, 1, 4, 4)
+    lists, tensors = (
+        lens.patterns(weights, make([[1, 1, 2, 2]] * 2), lengths=make([3, 4])) for make in (list, torch.tensor)
+    )
+    assert repr(lists) == repr(tensors)
 
 
 def test_patterns_of_a_cache_are_those_of_an_audit() -> None:

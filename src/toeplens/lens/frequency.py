@@ -296,6 +296,7 @@ def _compute_use(
     heads, length, width = q.shape[1:]
     present, query_mask = _key_and_query_masks(keys)
     num_pairs = float(keys.num_visible().sum())
+    keys = keys if num_pairs else replace(keys, window=None)  # no sequence has tokens
     frequencies = (q.new_zeros(1, 0) if rotation is None else rotation).double().expand(heads, -1)
     heads_per_step = max(1, _MAX_ELEMENTS // (length * width))
     uses = []

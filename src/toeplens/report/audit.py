@@ -48,7 +48,7 @@ ROLES = {  # kinds of heads by column
 }
 # a head is of a kind if its value is larger
 CUTOFFS = {**dict.fromkeys(ROLES, PATTERN_SHARE), "retrieval": MIN_RETRIEVAL}
-OTHER, IDLE = Style("Other", COLOURS["grey"]), Style("Near-uniform, no effect", COLOURS["pink"], "cross")
+OTHER, IDLE = Style("Other", COLOURS["grey"]), Style("Near-uniform", COLOURS["pink"], "cross")
 _REASONS = {  # to look at a head
     "effect": "effect",
     "previous": "attention on the previous token",
@@ -81,7 +81,7 @@ def digits_of(column: str, *audits: AuditRecord) -> int:
 
 
 def is_idle(audit: AuditRecord, head: HeadRecord) -> bool:
-    """Whether a head does nothing: nearly uniform attention, and no effect if effects were measured."""
+    """Whether a head has nearly uniform attention, and no significant effect if effects were measured."""
     if head.entropy is None or head.entropy < UNIFORM_ENTROPY:
         return False
     if head.effect is None:
@@ -315,10 +315,12 @@ def notable_table(audit: AuditRecord, chosen: dict[int, str]) -> Table:
     """The heads to look at, each with its reason."""
     columns = [name for name in (*SHARES[:2], *ROLES, "distance", "effect") if name in known_columns(audit)]
     rows: list[list[str | TableCell]] = []
+    active = [head for head in audit.heads if not is_idle(audit, head)]
     for n, (i, reason) in enumerate(chosen.items(), 1):
         head = audit.heads[i]
-        rank = 1 + sum((getattr(other, reason) or 0.0) > getattr(head, reason) for other in audit.heads)
-        order = "Largest" if rank == 1 else f"{rank}{({2: 'nd', 3: 'rd'}).get(rank, 'th')} largest"
+        rank = 1 + sum((getattr(other, reason) or 0.0) > getattr(head, reason) for other in active)
+        ending = {1: "st", 2: "nd", 3: "rd"}.get(rank % 10 * (rank // 10 % 10 != 1), "th")
+        order = "Largest" if rank == 1 else f"{rank}{ending} largest"
         digits = {name: min(digits_of(name, audit), 12 if name == "effect" else 2) for name in columns}
         numbers = [fmt(getattr(head, name), count) for name, count in digits.items()]
         rows.append([f"{n}  {HeadNames.of_audits(audit).short(head)}", f"{order} {_REASONS[reason]}", *numbers])
@@ -391,7 +393,7 @@ def visible_keys(layer: LayerRecord) -> str:
 
 _MAP = (
     "Positional share: how much of the variance of a head’s logits the position of the key explains. Numbers: heads "
-    "named below. Outlined: the strongest heads of a pattern. –: nearly uniform attention, no effect."
+    "named below. Outlined: the strongest heads of a pattern. –: nearly uniform attention, no significant effect."
 )
 _FREQUENCY = (
     "Each mark is a head. x: mean of the RoPE frequencies, weighted by their share of the variance of its logits (0.1 "
@@ -422,7 +424,8 @@ _LAYERS = (
 )
 _NOTABLE = (
     "The largest of each kind, in turns: effect, attention on the previous token, after an earlier copy (induction), "
-    "on copies, retrieval score, positional share. Heads that do nothing are left out."
+    "on copies, retrieval score, positional share. Near-uniform heads without a "
+    "significant effect are left out."
 )
 
 
@@ -455,7 +458,8 @@ def _answer(audit: Audit) -> str:
     if active := [head for head in audit.heads if head.positional is not None and not is_idle(audit, head)]:
         both = [sum((getattr(head, share) or 0.0) > PATTERN_SHARE for head in active) for share in SHARES[:2]]
         num_idle = sum(is_idle(audit, head) for head in audit.heads)
-        note = f"; {num_idle} that do nothing are not counted" if num_idle else ""
+        idle = "nearly uniform attention" + (" and no significant effect" if audit.effect else "")
+        note = f"; {num_idle} with {idle} are not counted" if num_idle else ""
         texts.append(f"The logits of {both[0]} depend mostly on position, of {both[1]} mostly on content{note}.")
     return " ".join(texts) or "No values are known for any head."
 
@@ -517,7 +521,7 @@ def _position_sections(audit: Audit) -> list[Section]:
 
 def _notable_section(audit: Audit, chosen: dict[int, str]) -> Section:
     """The heads to look at, and all heads."""
-    none = "No head stands out by a pattern, a share or an effect."
+    none = f"No head stands out by {'a pattern, a share or an effect' if audit.effect else 'a pattern or a share'}."
     parts = [_NOTABLE, notable_table(audit, chosen)] if chosen else [none]
     columns = [
         [name.replace("_", " "), COLUMNS[name] + (f" ({SOURCES[name]})" if name in SOURCES else "")]

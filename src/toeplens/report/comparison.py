@@ -203,7 +203,7 @@ def _picture(pair: Pair, titles: Titles, rows: Rows) -> Figure | None:
 
 
 def _counts(audit: Audit) -> dict[str, str]:
-    """The heads of each kind, those that do nothing apart, and the medians."""
+    """The heads of each kind, near-uniform ones (`is_idle`) apart, and the medians."""
     limits = {**{name: CUTOFFS[name] for name in ROLES}, **dict.fromkeys(SHARES[:2], PATTERN_SHARE)}
     active = [head for head in audit.heads if not is_idle(audit, head)]
     counts = {IDLE.title: str(len(audit.heads) - len(active)), "All heads": str(len(audit.heads))}
@@ -220,7 +220,7 @@ def kinds_table(pair: Pair, titles: Titles) -> Table:
     """How many heads of each kind both models have, and the median of each measure."""
     first, second = map(_counts, pair)
     rows = [[kind, first[kind], second[kind]] for kind in first if kind in second]
-    note = "Heads that do nothing have nearly uniform attention and no effect. They are not counted otherwise."
+    note = "Near-uniform heads have no significant effect, if effects were measured. They are not counted otherwise."
     for audit, title in zip(pair, titles, strict=True):
         if heads := [HeadNames.of_audits(audit).short(head) for head in audit.heads if is_idle(audit, head)]:
             note += f" In {title}: {', '.join(heads[:12])}{', …' * (len(heads) > 12)}."

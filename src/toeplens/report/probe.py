@@ -81,7 +81,7 @@ def _answer(record: ProbeRecord) -> str:
         worst = max(changed, key=lambda summary: summary.more_nats.value if summary.more_nats else 0.0)
         clear = sum(summary.more_nats is not None and summary.more_nats.low > 0 for summary in changed)
         return (
-            f"{worst.title} suffers most: the loss rises by {mean_text(worst.more_nats, 2, least=None)} "
+            f"The largest increase of the loss is that of “{worst.title}”: {mean_text(worst.more_nats, 2, least=None)} "
             f"nats per token. {clear} of {len(changed)} behaviours get worse beyond their 95% interval."
         )
     texts = "; ".join(f"{s.title.lower()} {mean_text(s.right, 2, most=1)}" for s in summaries)

@@ -340,6 +340,7 @@ def test_a_wrong_decomposition_of_a_layer_is_detected(field: str) -> None:
         ({"bias": torch.zeros(12), "causal": False}, "bias"),
         ({"k_position": torch.zeros(3, 12, 6)}, "k_position"),
         ({"window": 0}, "window"),
+        ({"window": 2.5}, "window"),
         ({"chunk": 0}, "chunk"),
         ({"lengths": torch.tensor([1])}, "lengths"),
         ({"k": torch.full((2, 2, 12, 6), torch.nan)}, "k"),

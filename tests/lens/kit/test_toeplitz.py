@@ -211,6 +211,7 @@ def test_masked_entries_are_not_read() -> None:
     q = random_tensor(1, 3, 7, 2)
     torch.testing.assert_close(toeplitz_profile(q, q, bias=masked).share, toeplitz_profile(q, q, bias=bias).share)
     torch.testing.assert_close(toeplitz_part(masked), toeplitz_part(bias))
+    torch.testing.assert_close(toeplitz_part(torch.tensor([[1, 0], [3, 2]]))[1, 1], torch.tensor(1.5).double())
     with pytest.raises(InputError, match=r"^bias must be finite"):
         toeplitz_profile(q, q, bias=masked, causal=False)
     with pytest.raises(InputError, match=r"^matrix must be finite"):

@@ -205,13 +205,14 @@ def test_idle_heads_are_listed_separately() -> None:
     assert [is_idle(changed, head) for head in heads[4:6]] == [True, False]
     assert not is_idle(changed, replace(heads[0], effect=0.1, effect_low=0.05, effect_high=0.2))
     symbolic = sum((head.symbolic or 0) > 0.5 for head in heads[5:])
-    assert f"of {symbolic} mostly on content; 5 that do nothing are not counted" in changed.page().answer
+    idle = "5 with nearly uniform attention and no significant effect are not counted"
+    assert f"of {symbolic} mostly on content; {idle}" in changed.page().answer
     assert [row["mark"] for row in rows_of(changed.page(), "map")][:5] == ["–"] * 5
     page = comparison_page(BERT, changed, ("base", "other"))
     kinds = table_of(page, "Kinds of heads")
-    assert (kinds["Near-uniform, no effect"]["base"], kinds["Near-uniform, no effect"]["other"]) == ("0", "5")
+    assert (kinds["Near-uniform"]["base"], kinds["Near-uniform"]["other"]) == ("0", "5")
     assert kinds["Symbolic share over 0.5"]["other"] == str(symbolic)
-    assert {row["name"] for row in rows_of(page, "heads") if row["kind"] == "Near-uniform, no effect"} == {
+    assert {row["name"] for row in rows_of(page, "heads") if row["kind"] == "Near-uniform"} == {
         f"L1 H{n}" for n in range(1, 6)
     }
 

@@ -298,10 +298,11 @@ def patterns(
         raise invalid("weights", "be a torch.Tensor of shape [B, H, N, N] or [H, N, N]", weights)
     weights = weights.unsqueeze(0) if weights.ndim == 3 else weights
     count, heads, length, _ = weights.shape
-    if tokens is not None and torch.atleast_2d(tokens).shape != (count, length):
+    tokens = None if tokens is None else torch.atleast_2d(torch.as_tensor(tokens))
+    if tokens is not None and tokens.shape != (count, length):
         raise invalid("tokens", f"have shape [{count}, {length}]", tokens)
-    if window is not None and window < 1:
-        raise invalid("window", "be at least 1", window)
+    if window is not None and not (isinstance(window, int) and window >= 1):
+        raise invalid("window", "be a whole number of at least 1", window)
     rows = torch.arange(length, device=weights.device)
     offsets, present = rows.unsqueeze(1) - rows, rows < sequence_ends(lengths, weights).unsqueeze(1)
     weights = weights.masked_fill(~present[:, None, :, None], 0)  # those of padding may be anything
@@ -318,9 +319,7 @@ def patterns(
         raise invalid(
             "weights", "sum to 1 over the keys of each query, the last dimension (or less with sink)", got=got
         )
-    sums = PatternSums(
-        heads=heads, queries=length, keys=length, tokens=None if tokens is None else torch.atleast_2d(tokens)
-    )
+    sums = PatternSums(heads=heads, queries=length, keys=length, tokens=tokens)
     sums.add(rows, weights.new_zeros(()).expand_as(weights), weights, visible=visible)
     return sums.result()
 

@@ -360,8 +360,9 @@ def _keys_from_tensors(q: Tensor, k: Tensor, options: AttentionOptions) -> Separ
     rotation, bias, k_position, causal = options.rotation, options.bias, options.k_position, options.causal
     assert rotation is None or isinstance(rotation, RotaryPairs)
     for name, size in (("window", options.window), ("chunk", options.chunk)):
-        if size is not None and size < 1:
-            raise invalid(name, "be at least 1", size)
+        if size is not None and not (isinstance(size, int) and size >= 1):
+            raise invalid(name, "be a whole number of at least 1", size)
+    bias = None if bias is None else torch.as_tensor(bias, device=q.device)
     if q.ndim == k.ndim == 2:
         q, k = q[None], k[None]
     heads, length, width = q.shape[-3:]

@@ -220,6 +220,7 @@ def toeplitz_profile(
     offsets = torch.arange(0 if causal else 1 - size, size, device=q.device)
     full = False
     if bias is not None:
+        bias = torch.as_tensor(bias, device=q.device)
         full = not (bias.ndim >= 1 and bias.shape[-1] == len(offsets) and is_broadcastable(bias.shape[:-1], lead))
         if not full:
             check_finite(bias.double().sum(), bias=bias)
@@ -256,7 +257,8 @@ def toeplitz_profile(
 def toeplitz_part(matrix: Float[Tensor, "*_B _N _N"], *, causal: bool = True) -> Float[Tensor, "*_B _N _N"]:
     """The nearest Toeplitz matrix over the visible pairs, zero elsewhere: each diagonal is replaced by its mean.
 
-    Masked entries are not read. Raises `InputError` for matrices that are not square or not finite.
+    Masked entries are not read. A matrix of integers gives float64. Raises `InputError` for matrices that are not
+    square or not finite.
     """
     size = matrix.shape[-1]
     if matrix.ndim < 2 or matrix.shape[-2] != size or size == 0:
@@ -266,7 +268,7 @@ def toeplitz_part(matrix: Float[Tensor, "*_B _N _N"], *, causal: bool = True) ->
     offsets = positions[:, None] - positions
     means = diagonal_sums(visible) / (size - torch.arange(1 - size, size, device=matrix.device).abs())
     part = means[..., offsets + size - 1]
-    return (part.tril() if causal else part).to(matrix.dtype)
+    return (part.tril() if causal else part).to(matrix.dtype if matrix.is_floating_point() else part.dtype)
 
 
 def profile_of(offsets: Tensor, counts: Tensor, sums: Tensor, energy: Tensor, rounding: Tensor) -> ToeplitzProfile:
@@ -412,8 +414,9 @@ def sequence_ends(lengths: Tensor | None, q: Tensor) -> Tensor:
     size = q.shape[-2]
     if lengths is None:
         return torch.full((int(np.prod(q.shape[:-3])),), size, device=q.device)
+    lengths = torch.as_tensor(lengths, device=q.device)
     if q.ndim != 4 or lengths.shape != q.shape[:1]:
         raise invalid("lengths", "have shape [B] for q of shape [B, H, N, d]", got=f"shape {list(lengths.shape)}")
     if lengths.min() < 0 or lengths.max() > size:
         raise invalid("lengths", f"be from 0 to {size}", lengths.tolist())
-    return lengths.to(q.device, torch.int64)
+    return lengths.long()

@@ -126,7 +126,10 @@ def _valid_points(
     offsets: Shaped[np.ndarray, "D"], means: Float[np.ndarray, "H D"], counts: Shaped[np.ndarray, "D"] | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Offsets in ascending order, means and counts in double precision, where the mean is defined."""
-    weights = np.ones(means.shape[1]) if counts is None else counts.astype(np.float64)
+    weights = np.ones(means.shape[1]) if counts is None else np.asarray(counts, dtype=np.float64)
+    for name, values in (("offsets", offsets), ("counts", weights)):
+        if values.shape != means.shape[1:]:
+            raise invalid(name, f"have shape {list(means.shape[1:])}, as means", got=f"shape {list(values.shape)}")
     if not (weights >= 0).all() or not np.isfinite(weights).all():
         raise InputError("counts must be finite and at least 0.")
     valid = ~np.isnan(means).any(0) & (weights > 0)

@@ -44,9 +44,9 @@ from toeplens.report.charts import (
     numeric,
     tooltip,
 )
+from toeplens.report.grid_data import seed_means
 from toeplens.report.theme import COLOURS, Style, style
 from toeplens.studies import CellResult
-from toeplens.studies.kit.results import estimate_mean
 from toeplens.training.presets import COUNT, DISTANCE
 from toeplens.utils.files import read_yaml
 
@@ -148,14 +148,14 @@ def mean_rows(
         full_range  the range over seeds in place of the interval
         columns     further columns
     """
-    rows: Rows = []
-    for protocol, label, cells in groups:
-        values = {cell.key.seed: float(value) for cell in cells if isfinite(value := value_of(cell))}
-        if mean := estimate_mean(values):
-            low, high = (min(values.values()), max(values.values())) if full_range else (mean.low, mean.high)
-            row = {"protocol": PROTOCOLS[protocol], "encoding": display_name(protocol, label)} | columns
-            rows.append(row | _interval_columns(mean.value, low, high) | {"seeds": mean.count})
-    return rows
+    rows = (
+        {"protocol": PROTOCOLS[protocol], "encoding": display_name(protocol, label)}
+        | columns
+        | {"value": value_of(cell)}
+        for protocol, label, cells in groups
+        for cell in cells
+    )
+    return seed_means(rows, grain=None if full_range else 0.0)
 
 
 def curve_rows(

@@ -126,9 +126,9 @@ def _notes(state: Reproduction) -> list[str]:
     sizes = [
         f"{preset.model['num_layers']} layers of {preset.model['num_heads']} heads, width {preset.model['d_model']}, "
         f"{preset.tasks[DISTANCE].paper['length']} tokens"
-        for preset in (SCALES[scale] for scale in dict.fromkeys((state.plan.scale, "paper")))
+        for preset in (SCALES[scale] for scale in (state.plan.scale, "paper"))
     ]
-    theirs = f"; the paper’s {sizes[1]}, at which results can differ" if len(sizes) > 1 else ", as in the paper"
+    theirs = f"; the paper’s {sizes[1]}, at which results can differ" if sizes[0] != sizes[1] else ", as in the paper"
     return [f"{TEXTS['terms']} The models have {sizes[0]}{theirs}."]
 
 

@@ -170,7 +170,7 @@ def reproduce(
         protocols  ``paper``, ``released``, or both
         seeds      seeds per cell
         parts      parts of the study, see `PARTS`
-        limits     device, deadline, compilation
+        execution  device, deadline, compilation
         workers    number of processes (default: one per core), or a `toeplens.engine.ClusterOptions`
         on_event   called at every step and finished run, with the run's index in `ReproductionPlan.jobs`
 

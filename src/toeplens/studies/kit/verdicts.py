@@ -254,6 +254,8 @@ def within(
 ) -> Finding:
     """Is the mean of ``values``, or a `Contrast`, between two thresholds? Decided by `RULE`.
 
+    With two thresholds it fails if the 97.5% interval lies outside, as both sides share the error.
+
     Arguments
         unit   of the values, for the evidence
         grain  minimum standard deviation of a value

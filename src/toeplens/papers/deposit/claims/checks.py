@@ -31,8 +31,6 @@ from toeplens.training.presets import COUNT, DISTANCE, starting_spec
 from toeplens.training.spec import run_spec
 
 DATA = read_claims(Path(__file__).with_name("claims.yaml"))
-FIGURE_NAMES: dict[str, str] = DATA["figures"]
-
 
 FULL_ROPE = "full-rope"  # RoPE on all heads, without a sinusoid
 _LABELS = {  # in the paper's and the released protocol
@@ -395,23 +393,23 @@ def _early_minus_late(results: Results, measure: Measure) -> list[Finding]:
 CHECKS: dict[str, Any] = _ACCURACY_CHECKS | {
     "largest": _LARGEST,
     "first": _FIRST,
-    "later": AblationMeasure(FIGURE_NAMES["later"], lambda x: x.largest(LATER_LAYERS)),
-    "second": AblationMeasure(FIGURE_NAMES["second"], lambda x: x.second_largest()),
-    "shallow": AblationMeasure(FIGURE_NAMES["shallow"], _shallow),
+    "later": AblationMeasure("largest ablation effect of a head in a later layer, ", lambda x: x.largest(LATER_LAYERS)),
+    "second": AblationMeasure("second largest ablation effect of any head, ", lambda x: x.second_largest()),
+    "shallow": AblationMeasure("largest ablation effect in the first third of the layers, ", _shallow),
     "shallow-lead": AblationMeasure(
-        FIGURE_NAMES["shallow-lead"], lambda x: _shallow(x) - x.largest(slice(-(-len(x.effects) // 3), None))
+        "that effect − the largest after it, ", lambda x: _shallow(x) - x.largest(slice(-(-len(x.effects) // 3), None))
     ),
     # two heads with a large and two with a small effect need four heads
     "second-of-first": AblationMeasure(
-        FIGURE_NAMES["second-of-first"], lambda x: x.second_largest(FIRST_LAYER), min_heads=4
+        "second largest ablation effect in the first layer, ", lambda x: x.second_largest(FIRST_LAYER), min_heads=4
     ),
     "second-smallest-of-first": AblationMeasure(
-        FIGURE_NAMES["second-smallest-of-first"], lambda x: x.second_smallest(FIRST_LAYER), min_heads=4
+        "second smallest ablation effect in the first layer, ", lambda x: x.second_smallest(FIRST_LAYER), min_heads=4
     ),
-    "top-share": AblationMeasure(FIGURE_NAMES["top-share"], lambda x: x.top_share, min_total=NEGLIGIBLE),
-    "effective-heads": AblationMeasure(
-        FIGURE_NAMES["effective-heads"], lambda x: x.effective_heads, min_total=NEGLIGIBLE
+    "top-share": AblationMeasure(
+        "largest effect as a share of the sum over all heads, ", lambda x: x.top_share, min_total=NEGLIGIBLE
     ),
+    "effective-heads": AblationMeasure("effective heads, ", lambda x: x.effective_heads, min_total=NEGLIGIBLE),
     "doublings": _DOUBLINGS,
     "larger-on-task-1": _larger_on_task_1,
     "average": _effective_heads_agree,

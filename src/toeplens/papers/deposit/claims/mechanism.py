@@ -15,7 +15,6 @@ from toeplens.lens import margins
 from toeplens.lens.ablation import significant_drops
 from toeplens.lens.kit.intervals import spearman
 from toeplens.papers.deposit.claims.checks import (
-    FIGURE_NAMES,
     FIRST_LAYER,
     FULL_ROPE,
     LATER_LAYERS,
@@ -281,7 +280,7 @@ def _permutation_test(quantity: str, pairs: Float[np.ndarray, "2 E"], sign: int,
 CHECKS: dict[str, Any] = {
     "fixed-share": _fixed_share,
     "drift": ModelValue(
-        FIGURE_NAMES["drift"],
+        "mean positional drift of the first layer's heads, ",
         lambda cell: float(cell.measure("seed").drift.relative[0].mean()),
         _has_gradients,
         grain=_EXACT,
@@ -289,53 +288,65 @@ CHECKS: dict[str, Any] = {
     "amplified": _amplification,
     "leader-share": _figure(
         "seed",
-        FIGURE_NAMES["leader-share"],
+        "share of the initial leader in the summed effects of removing position, ",
         lambda cell: float((work := _position_drops(cell))[0, int(_signal(cell)[0].argmax())] / work.sum()),
         _has_position_drops,
         "no position or no leader, or not measured",
         0.02,
     ),
-    "leader-rank": _first_layer_figure(FIGURE_NAMES["leader-rank"], _leader_rank),
+    "leader-rank": _first_layer_figure("share of heads with a smaller effect than the initial leader, ", _leader_rank),
     "signal-effect": _first_layer_figure(
-        FIGURE_NAMES["signal-effect"], lambda first, last: float(spearman(np.stack((first, last))))
+        "rank correlation of initial signal and final effect, ",
+        lambda first, last: float(spearman(np.stack((first, last)))),
     ),
-    "alignment": _stream_figure(FIGURE_NAMES["alignment"], lambda record: record.alignment[2] - record.chance),
-    "coefficient": _stream_figure(FIGURE_NAMES["coefficient"], lambda record: record.coefficient[2]),
-    "least-coefficient": _stream_figure(FIGURE_NAMES["least-coefficient"], lambda x: np.min(x.coefficient[2:])),
+    "alignment": _stream_figure(
+        "after layer 2, alignment with the input's position vectors − chance, ",
+        lambda record: record.alignment[2] - record.chance,
+    ),
+    "coefficient": _stream_figure(
+        "after layer 2, coefficient on the input's position vectors, ", lambda record: record.coefficient[2]
+    ),
+    "least-coefficient": _stream_figure(
+        "smallest coefficient on the input's position vectors after layer 2 and later, ",
+        lambda x: np.min(x.coefficient[2:]),
+    ),
     "implicit": _implicit,
     "through-mask": _through_mask,
-    "largest-lost": _position_effect(0, FIGURE_NAMES["largest-lost"]),
-    "second-lost": _position_effect(1, FIGURE_NAMES["second-lost"]),
+    "largest-lost": _position_effect(0, "largest effect of removing position from one head, "),
+    "second-lost": _position_effect(1, "second largest effect of removing position from one head, "),
     "sufficient-heads": _figure(
         "sets",
-        FIGURE_NAMES["sufficient-heads"],
+        "log2 of the number of sufficient heads, ",
         lambda cell: float(np.log2(max(1, len(cell.measure("sets").sufficient)))),
         grain=0.1,
     ),
     "positional-heads": _figure(
         "position-sets",
-        FIGURE_NAMES["positional-heads"],
+        "number of heads that need position, ",
         lambda cell: float(len(cell.measure("position-sets").sufficient)),
         grain=0.1,
     ),
-    "norm": _top_head_figure(FIGURE_NAMES["norm"], _norm_of_used),
-    "energy": _top_head_figure(FIGURE_NAMES["energy"], _massive_share),
-    "first-breadth": _frequency_figure(FIGURE_NAMES["first-breadth"], lambda cell: _breadth(cell, FIRST_LAYER)),
+    "norm": _top_head_figure("log2 of the most used pair's norm over an even share, ", _norm_of_used),
+    "energy": _top_head_figure("log2 of the largest dimension's energy over an even share, ", _massive_share),
+    "first-breadth": _frequency_figure(
+        "share of the frequencies used by the first layer's heads, ", lambda cell: _breadth(cell, FIRST_LAYER)
+    ),
     "growth": _frequency_figure(
-        FIGURE_NAMES["growth"], lambda cell: _breadth(cell, LATER_LAYERS) - _breadth(cell, FIRST_LAYER)
+        "share used in the later layers − share used in the first, ",
+        lambda cell: _breadth(cell, LATER_LAYERS) - _breadth(cell, FIRST_LAYER),
     ),
     "kept-length": _figure(
         "extrapolation", f"share of the skill kept at {LONGER_FACTOR:g} times the length, ", skill_retained
     ),
     "range-with-speed": _correlates(
-        FIGURE_NAMES["range-with-speed"],
+        "the time until half is learned",
         lambda cell: cell.half_learned if cell.has_learned_half else float("inf"),
         lambda cell: cell.has_fit_accuracy and cell.status != "diverged",
         "diverged, not measured, or accuracy on training examples not evaluated",
         1,
     ),
     "range-with-peak": _correlates(
-        FIGURE_NAMES["range-with-peak"],
+        "the largest ablation effect of a head",
         lambda cell: float(_effects(cell).max(initial=0.0)),
         lambda cell: head_costs(cell) is not None,
         "diverged, not measured, or no skill",

@@ -18,6 +18,7 @@ from toeplens.papers.positional_symbolic.pretrained.parts import (
     NUM_BANDS,
     NUM_DRAWS,
     ModelHeads,
+    effect_unit,
     effects_of,
     fastest_first,
 )
@@ -37,6 +38,7 @@ from toeplens.report.page import Figure, Ledger, Page, Section, entries_by_claim
 from toeplens.report.probe import behaviours_table
 from toeplens.report.tables import Table, TableCell
 from toeplens.report.theme import Style, style
+from toeplens.studies.auditing.sentences import effect_definition
 from toeplens.studies.kit.verdicts import MIN_SEEDS, verdict_text
 from toeplens.studies.probing import ProbeKind, ProbeRecord
 from toeplens.studies.probing.probe import mean_text
@@ -232,8 +234,8 @@ def _map_sections(study: PretrainedStudy) -> list[Section]:
     details = []
     for name, title in _EFFECTS.items():
         if (audit := study.audits.get(name)) is not None:
-            chart = map_chart(heads, {title: effects_of(audit)}, "loss increase (nats)", ".3f")
-            caption = "Loss increase in nats per token when one head is changed."
+            chart = map_chart(heads, {title: effects_of(audit)}, effect_unit(audit), ".3f")
+            caption = f"The {effect_definition(audit)}."
             details.append(Section(f"{title}: what each head is worth", [Figure(name, title, chart, caption)]))
     caption = f"Rows are layers, columns are heads. Means over {study.plan.units}."
     return [
@@ -316,13 +318,14 @@ def _layer_sections(study: PretrainedStudy) -> list[Section]:
         for band in (() if audit is None else audit.bands)
         if band.effect is not None
     ]
-    if not rows:
+    if audit is None or not rows:
         return []
     limit = max(1e-9, *(abs(row["effect"]) for row in rows))
     x = nominal("pairs", [row["pairs"] for row in rows], "pairs")
     y = nominal("layer", [], "layer") | {"sort": "ascending"}
-    tips = tooltip(layer="Layer", pairs="Pairs", effect="Loss increase|.4f")
-    chart = heatmap(rows, x, y, "effect", title="loss increase (nats)", domain=(-limit, limit), tips=tips, form=".3f")
+    unit = effect_unit(audit)
+    tips = tooltip(layer="Layer", pairs="Pairs", effect=f"{unit.capitalize()}|.4f")
+    chart = heatmap(rows, x, y, "effect", title=unit, domain=(-limit, limit), tips=tips, form=".3f")
     figure = Figure("layers", "Frozen band of one layer", chart, "Pairs of dimensions, from the fastest frequency on.")
     return [Section("In which layers?", [figure])]
 

@@ -177,6 +177,11 @@ def effects_of(audit: AuditRecord, end: Literal["", "_low", "_high"] = "") -> Fl
     return np.array([np.nan if (x := getattr(head, f"effect{end}")) is None else x for head in audit.heads])
 
 
+def effect_unit(audit: AuditRecord) -> str:
+    """What an effect of this audit is, as a label."""
+    return "loss increase (nats)" if audit.effect == "loss" else "relative change of the last hidden states"
+
+
 @dataclass(frozen=True)
 class ModelHeads:
     """The self-attention heads of one model's audits, in forward order.

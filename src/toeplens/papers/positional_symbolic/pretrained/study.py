@@ -31,6 +31,7 @@ from toeplens.papers.positional_symbolic.pretrained.parts import (
     PartRunner,
     PretrainedPlan,
     PretrainedState,
+    effect_unit,
     effects_of,
     part_path,
     read_part,
@@ -257,7 +258,7 @@ def _position_effect(study: PretrainedState) -> list[Finding]:
         return [unknown_finding(quantity, "no effects are known")]
     threshold = max(0.0, float(np.median(others)))
     text = (
-        f"loss increase (nats) from removing position from {quantity}, layer {head.layer + 1} head {head.head + 1}, "
+        f"{effect_unit(audit)} from removing position from {quantity}, layer {head.layer + 1} head {head.head + 1}, "
         f"compared with the median of the others"
     )
     high = head.effect_low if head.effect_high is None else head.effect_high
@@ -407,7 +408,7 @@ def examine(
         model        a model's directory or its name on the hub, or a GGUF file
         texts        texts by name, from which sequences, needles and questions are taken
         dtype, device  as in `toeplens.backends.hf.load_model`
-        limits       deadline and stop signal
+        execution    deadline and stop signal
         on_part      called after every part with its name, the number of finished parts and the total
         on_progress  called with the progress within a part
         sizes        of `PretrainedPlan`: sequences, tokens, effect_tokens, probe_tokens, seed
