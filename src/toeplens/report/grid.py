@@ -37,7 +37,7 @@ from toeplens.report.grid_data import (
     tally,
     task_styles,
 )
-from toeplens.report.page import Ledger, Page, entries_by_claim, progress_rows, run_table
+from toeplens.report.page import Ledger, Page, entries_by_claim, progress_rows, progress_warnings, run_table
 from toeplens.report.tables import DASH, Table, TableCell, code, make_table
 from toeplens.report.theme import style
 from toeplens.studies import MIN_SEEDS, RULE, CellResult
@@ -46,7 +46,7 @@ from toeplens.studies.grid import measures as heads
 from toeplens.studies.grid.language import LONG_FACTOR, bits_increase, bits_per_byte
 from toeplens.studies.kit.results import skill
 from toeplens.studies.kit.verdicts import GRAIN, OPEN_VERDICTS
-from toeplens.utils.formatting import fmt, join_list, percent
+from toeplens.utils.formatting import fmt, join_list, percent, plural
 
 _MAX_NAMED_TASKS = 4  # tasks up to which the answer names the best encoding of each
 _PICTURE_HEIGHT = 620  # pixels for the picture
@@ -127,7 +127,7 @@ def grid_page(state: GridStudy) -> Page:
 def _question(state: GridStudy, text_tasks: Sequence[str]) -> str:
     tasks, titles = list(state.spec.tasks), [encoding.title for encoding in style_map(state.spec).values()]
     if len(titles) == 1:
-        return f"How well does {titles[0]} do on {_plural(len(tasks), 'task')}?"
+        return f"How well does {titles[0]} do on {plural(len(tasks), 'task')}?"
     if list(text_tasks) == tasks:
         return "Which encoding models text best, and does it hold on longer texts?"
     return f"Which encoding is best at {state.spec.title_of(tasks[0]) if len(tasks) == 1 else f'{len(tasks)} tasks'}?"
@@ -154,7 +154,7 @@ def answer_text(state: GridStudy) -> str:
     if state.spec.seeds > 1:
         parts.append(f"Brackets and ties: 95% intervals over {state.spec.seeds} seeds.")
     if state.spec.seeds < MIN_SEEDS:
-        parts.append(f"With {_plural(state.spec.seeds, 'seed')} this is only indicative.")
+        parts.append(f"With {plural(state.spec.seeds, 'seed')} this is only indicative.")
     return " ".join(parts)
 
 
@@ -167,31 +167,20 @@ def _claims_text(state: GridStudy) -> str:
     counts = Counter(entry.verdict for entry in state.entries)
     partly, undecided = counts["holds in part"], sum(counts[verdict] for verdict in OPEN_VERDICTS)
     holds = f"{counts['holds'] + partly} hold" + (f" ({partly} in part)" if partly else "")
-    return f"Of {_plural(len(state.entries), 'claim')}, {holds}, {counts['fails']} fail and {undecided} are open."
+    return f"Of {plural(len(state.entries), 'claim')}, {holds}, {counts['fails']} fail and {undecided} are open."
 
 
 def _notes(state: GridStudy) -> list[str]:
-    few = f"With {_plural(state.spec.seeds, 'seed')} per cell, verdicts are only indicative: they need {MIN_SEEDS}."
+    few = f"With {plural(state.spec.seeds, 'seed')} per cell, verdicts are only indicative: they need {MIN_SEEDS}."
     claims = [_claims_text(state)] if state.entries else []
     return [state.spec.about, " ".join([*claims, *([few] if state.spec.seeds < MIN_SEEDS else [])])]
 
 
 def _warnings(state: GridStudy) -> list[str]:
-    warnings = []
-    if not state.is_complete:
-        share = f"{100 * state.share:.3g}% of the steps"
-        warnings.append(f"Not complete: {state.finished} of {state.total} models are finished ({share}).")
     titles = {column.label: column.title for column in state.spec.columns()}
-    diverged = [cell.key for cell in state.results.cells if cell.status == "diverged"]
-    if diverged:
-        runs = "; ".join(f"{titles[k.label]}, {state.spec.title_of(k.task)}, seed {k.seed}" for k in diverged[:8])
-        more = f"; and {len(diverged) - 8} more, see the table of models" if len(diverged) > 8 else ""
-        warnings.append(f"{_plural(len(diverged), 'run')} diverged and have no accuracy: {runs}{more}.")
-    return warnings
-
-
-def _plural(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return progress_warnings(
+        state, "models", lambda k: f"{titles[k.label]}, {state.spec.title_of(k.task)}, seed {k.seed}"
+    )
 
 
 def accuracy_chart(state: GridStudy) -> Chart:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from hashlib import sha256
@@ -24,9 +24,10 @@ from markupsafe import Markup, escape
 from toeplens.report.charts import describe, with_light_theme
 from toeplens.report.tables import Table, TableCell, code, make_table
 from toeplens.report.theme import vega_config
+from toeplens.studies.kit.results import CellKey
 from toeplens.studies.kit.verdicts import verdict_text
 from toeplens.utils import InputError, choose, write_text
-from toeplens.utils.formatting import fmt_duration
+from toeplens.utils.formatting import fmt_duration, plural
 from toeplens.version import __version__
 
 if TYPE_CHECKING:
@@ -244,6 +245,19 @@ def progress_rows(state: Any, unit: str, more: Sequence[tuple[str, str]] = ()) -
         ["Finished", f"{state.finished} of {state.total} {unit}, {share}"],
         ["Time", time_text],
     ]
+
+
+def progress_warnings(state: Any, unit: str, name_of: Callable[[CellKey], str]) -> list[str]:
+    """What of a study is not finished, in ``unit``, and which runs diverged."""
+    warnings = []
+    if not state.is_complete:
+        share = f"{100 * state.share:.3g}% of the steps"
+        warnings.append(f"Not complete: {state.finished} of {state.total} {unit} are finished ({share}).")
+    if diverged := [cell.key for cell in state.results.cells if cell.status == "diverged"]:
+        more = f"; and {len(diverged) - 8} more, see the table of models" if len(diverged) > 8 else ""
+        runs = f"{plural(len(diverged), 'run')} diverged (infinite or NaN loss; no accuracy)"
+        warnings.append(f"{runs}: {'; '.join(map(name_of, diverged[:8]))}{more}.")
+    return warnings
 
 
 @cache

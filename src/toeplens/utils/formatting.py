@@ -56,6 +56,11 @@ def fmt_duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
 
 
+def plural(number: int, noun: str) -> str:
+    """A number with its noun, such as 1 seed or 2 seeds."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def join_list(items: Iterable[str]) -> str:
     """Items as a list in a sentence; separated by semicolons if an item contains a comma."""
     items = list(items)

@@ -29,15 +29,24 @@ from toeplens.papers.deposit.charts import (
 )
 from toeplens.papers.deposit.spec import PARTIAL, SCALES, SWITCH_TITLES, EncodingLabel, ReproductionScale, title
 from toeplens.papers.deposit.study import Reproduction, ReproductionPlan
-from toeplens.report.page import Figure, Ledger, Page, Section, entries_by_claim, progress_rows, run_table
+from toeplens.report.page import (
+    Figure,
+    Ledger,
+    Page,
+    Section,
+    entries_by_claim,
+    progress_rows,
+    progress_warnings,
+    run_table,
+)
 from toeplens.report.tables import DASH, Table, TableCell, code, make_table
 from toeplens.studies import MIN_SEEDS, RULE, CellResult, LedgerEntry, Verdict
-from toeplens.studies.kit.results import SeedValues, estimate_mean
+from toeplens.studies.kit.results import CellKey, SeedValues, estimate_mean
 from toeplens.studies.kit.study import Cell as Place
 from toeplens.studies.kit.verdicts import LEVEL, SIGNS, verdict_text
 from toeplens.training import RunSpec
 from toeplens.training.presets import COUNT, DISTANCE
-from toeplens.utils.formatting import fmt, fmt_signed, format_ranges, percent, percentage_points
+from toeplens.utils.formatting import fmt, fmt_signed, format_ranges, percent, percentage_points, plural
 
 Blocks = list[Any]  # figures, tables and texts of a section
 
@@ -101,7 +110,7 @@ def answer(state: Reproduction) -> str:
         mean = comparison.mean
         interval = f"95% interval {' to '.join(map(percent, mean.interval(LEVEL)))}, " if mean.seeds > 1 else ""
         subject = "it loses" if rule else "ablating the most important first-layer head of RoPE loses"
-        seeds = _pluralise(mean.seeds, "seed")
+        seeds = plural(mean.seeds, "seed")
         sentences.append(f"{start}{subject} {percent(mean.value)} of the skill ({interval}{seeds}).")
         other = entry.findings[1].comparison
         less = f", and less than {other.high:.0%} from every other head" if other else ""
@@ -109,17 +118,13 @@ def answer(state: Reproduction) -> str:
     if not sentences:
         rope = [group for group in model_groups(state, DISTANCE, charts.has_ablation) if family(*group[:2]) == "rope"]
         shares = [
-            f"{percent(row['value'])} ({row['protocol']}, {_pluralise(row['seeds'], 'seed')})"
+            f"{percent(row['value'])} ({row['protocol']}, {plural(row['seeds'], 'seed')})"
             for row in charts.mean_rows(rope, measures.MEASURES["peak"])
         ]
         text = f" In its models the most important head of RoPE carries {' and '.join(shares)} of the skill."
         return f"This study does not judge it; the part “core” does.{text if shares else ''}"
-    caveat = f" With {_pluralise(state.plan.seeds, 'seed')} this is only indicative: a verdict needs {MIN_SEEDS}."
+    caveat = f" With {plural(state.plan.seeds, 'seed')} this is only indicative: a verdict needs {MIN_SEEDS}."
     return " ".join(sentences) + rule + (caveat if state.plan.seeds < MIN_SEEDS else "")
-
-
-def _pluralise(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _notes(state: Reproduction) -> list[str]:
@@ -133,21 +138,12 @@ def _notes(state: Reproduction) -> list[str]:
 
 
 def _warnings(state: Reproduction) -> list[str]:
-    warnings = []
-    if not state.is_complete:
-        share = f"{100 * state.share:.3g}% of the steps"
-        warnings.append(f"Not complete: {state.finished} of {state.total} cells are finished ({share}).")
+    def name_of(key: CellKey) -> str:
+        return f"{display_name(key.protocol, key.label)}, {TASKS[key.task]}, {PROTOCOLS[key.protocol]}, seed {key.seed}"
+
+    warnings = progress_warnings(state, "cells", name_of)
     if unmeasured := len(state.results.cells) - state.finished:
-        warnings.append(f"Some measurements of {_pluralise(unmeasured, 'trained model')} are not finished.")
-    diverged = [cell.key for cell in state.results.cells if cell.status == "diverged"]
-    if diverged:
-        names = [
-            f"{display_name(key.protocol, key.label)}, {TASKS[key.task]}, {PROTOCOLS[key.protocol]}, seed {key.seed}"
-            for key in diverged
-        ]
-        more = f"; and {len(diverged) - 8} more, see Models" if len(diverged) > 8 else ""
-        summary = f"{_pluralise(len(diverged), 'run')} diverged (infinite or NaN loss; no accuracy)"
-        warnings.append(f"{summary}: {'; '.join(names[:8])}{more}.")
+        warnings.append(f"Some measurements of {plural(unmeasured, 'trained model')} are not finished.")
     return warnings
 
 
@@ -212,7 +208,7 @@ def accuracy_table(state: Reproduction, task: str) -> Table:
                 continue
             mean, count = percent(row.accuracy, sign=False), row.seeds - row.diverged
             range_text = f"{percent(row.lowest, sign=False)}–{percent(row.highest, sign=False)}" if count > 1 else ""
-            seeds = _pluralise(count, "seed") + (f", {row.diverged} diverged" if row.diverged else "")
+            seeds = plural(count, "seed") + (f", {row.diverged} diverged" if row.diverged else "")
             where = (row.where or "").replace("layer ", "L").replace(" head ", "\u00a0H")
             line.append(TableCell(mean, right=True, css="edge", html=Markup("<b>{}</b>").format(mean)))
             drop = DASH if row.largest_drop is None else percentage_points(row.largest_drop)
@@ -317,7 +313,7 @@ def _deposit_rows(protocol: Protocol, label: str, cells: Sequence[CellResult]) -
         numbers.append(half_text.removeprefix(", "))
         row = [TableCell(str(layer_number)), kinds_cell(counts), *(TableCell(text, right=True) for text in numbers)]
         if layer_number == 1:
-            size, small = len(cells[0].deposits()), (_pluralise(len(cells), "seed"),)
+            size, small = len(cells[0].deposits()), (plural(len(cells), "seed"),)
             name, sign = display_name(protocol, label), mark_style(protocol, label)
             row.insert(0, TableCell(name, small, rowspan=size, header=True, row_css="first", marker=sign))
         rows.append(row)
@@ -504,7 +500,7 @@ def _mechanism_text(state: Reproduction) -> str:
     estimates = []
     for row in charts.mean_rows(rope, lambda cell: cell.measure("seed").strength.levels["logits"].layers.exponent[0]):
         interval = f" [{fmt(row['low'])}, {fmt(row['high'])}]" if row["seeds"] > 1 else ""
-        estimates.append(f"{fmt(row['value'])}{interval} ({row['protocol']}, {_pluralise(row['seeds'], 'seed')})")
+        estimates.append(f"{fmt(row['value'])}{interval} ({row['protocol']}, {plural(row['seeds'], 'seed')})")
     if not estimates:
         return ""
     return (

@@ -18,7 +18,7 @@ from toeplens.model import Protocol, protocol_switches
 from toeplens.training.presets import COUNT, DISTANCE, PRESETS, PROTOCOLS, Preset, task_sizes
 from toeplens.utils import InputError, choose, invalid
 from toeplens.utils.files import read_yaml
-from toeplens.utils.formatting import join_list
+from toeplens.utils.formatting import join_list, plural
 
 Fields = dict[str, Any]
 PARTIAL = "partial"
@@ -230,7 +230,7 @@ class ReproductionScale(Preset):
 
     def seeds_text(self, seeds: int) -> str:
         """The number of seeds per cell, in words."""
-        return f"{'up to ' if self.fewer_seeds_text(seeds) else ''}{seeds} seed{'s' if seeds != 1 else ''}"
+        return f"{'up to ' if self.fewer_seeds_text(seeds) else ''}{plural(seeds, 'seed')}"
 
     def fewer_seeds_text(self, seeds: int) -> str:
         """The cells with fewer seeds than ``seeds``, in words; empty if there are none."""

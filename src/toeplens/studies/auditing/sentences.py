@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from toeplens.studies.auditing.record import AuditRecord, BandRecord, HeadRecord, LayerRecord, Number
 from toeplens.utils.files import read_yaml
-from toeplens.utils.formatting import fmt, format_ranges, join_list, sig_figs, to_sci
+from toeplens.utils.formatting import fmt, format_ranges, join_list, plural, sig_figs, to_sci
 
 _TEXTS: dict[str, Any] = read_yaml(Path(__file__).with_name("sentences.yaml"))
 PATTERN_SHARE = 0.5  # a head has a pattern if more than this share of its attention follows it
@@ -128,7 +128,7 @@ def proof_text(audit: AuditRecord) -> str:
         )
     return (
         f"{weights} Head outputs differ by at most {to_sci(max(layer.outputs for layer in audit.layers))}, relative to "
-        f"the largest of a layer ({calls} attention call{'s' if calls > 1 else ''}). {rounding} The captured forward "
+        f"the largest of a layer ({plural(calls, 'attention call')}). {rounding} The captured forward "
         f"pass differs from a plain one by {to_sci(audit.max_difference)} of the largest output."
     )
 

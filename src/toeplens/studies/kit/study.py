@@ -37,6 +37,7 @@ from toeplens.training import Run, Segment, environment
 from toeplens.training.run import ENVIRONMENT, PROBES, SPEC
 from toeplens.utils import InputError, choose, parse_json, read_json, round_floats, write_json
 from toeplens.utils.files import MAX_BYTES, decompress, is_leftover, make_directory, read_bytes
+from toeplens.utils.formatting import plural
 from toeplens.utils.outputs import LOCK, DirectoryBusy, lock_directory
 from toeplens.utils.records import FiniteFloat, NonNegative, NonNegativeInt, Record, StrictBool, StrictStr
 
@@ -488,7 +489,7 @@ def describe_setups(histories: Iterable[Sequence[Segment]], environment: Mapping
     if len(counts) == 1 and (differs or first.gpu not in (None, environment.get("gpu"))):
         facts["setups"] = f"The {len(runs)} runs were trained on {first}, not on the machine that gathered the study."
     if len(counts) > 1:
-        names = "; ".join(f"{text}: {count} run{'s' if count > 1 else ''}" for text, count in counts.most_common())
+        names = "; ".join(f"{text}: {plural(count, 'run')}" for text, count in counts.most_common())
         moved = sum(len(setups) > 1 for setups in runs)
         moved_note = f" ({moved} of them moved between set-ups)" if moved else ""
         facts["setups"] = (

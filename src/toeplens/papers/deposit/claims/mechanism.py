@@ -28,6 +28,7 @@ from toeplens.studies.grid.measures import LONGER_FACTOR, skill_retained
 from toeplens.studies.kit.results import CellResult, ModelValue, Results
 from toeplens.studies.kit.verdicts import GRAIN, LEVEL, MIN_SEEDS, Finding, Verdict, unknown_finding
 from toeplens.training.presets import DISTANCE
+from toeplens.utils.formatting import plural
 
 _EXACT = 1e-5  # grain of figures without measurement error
 _MIN_ENCODINGS = 5  # minimum number of encodings for a rank correlation
@@ -266,7 +267,7 @@ def _permutation_test(quantity: str, pairs: Float[np.ndarray, "2 E"], sign: int,
     if seeds < MIN_SEEDS:
         side: Verdict = "leans to fail" if correlation < 0 else "undecided"
         side = "leans to hold" if correlation > _THRESHOLD else side
-        return Finding(side, f"{text} ({seeds} seed{'s' if seeds > 1 else ''})", missing=f"{MIN_SEEDS} seeds")
+        return Finding(side, f"{text} ({plural(seeds, 'seed')})", missing=f"{MIN_SEEDS} seeds")
     rng = np.random.Generator(np.random.Philox(0))
     permutations = rng.permuted(np.tile(pairs[1], (_PERMUTATIONS, 1)), axis=1)
     by_chance = sign * spearman(np.stack((np.broadcast_to(pairs[0], permutations.shape), permutations)))
