@@ -426,11 +426,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--precision", choices=("auto", "float32", "bf16"), default="auto")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--compile", choices=("auto", "on", "off"), default="auto", help="also time compiled models")
     parser.add_argument("--record", type=Path, help="JSON file for the results")
     args = parser.parse_args(arguments)
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    execution = plan_execution(args.device, "auto", args.precision)
+    execution = plan_execution(args.device, args.compile, args.precision)
     device, console = execution.device, Console(width=120)
     peak = matrix_peak(device, torch.bfloat16 if execution.bf16 else torch.float32)
     contests = []

@@ -24,7 +24,10 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     try:
-        code = app(standalone_mode=False)
+        try:
+            code = app(standalone_mode=False)
+        except SystemExit as error:  # click's, if nobody reads standard output
+            raise error.__context__ if isinstance(error.__context__, BrokenPipeError) else error from None
         print(end="", flush=True)
         if code == INTERRUPTED_EXIT_CODE:  # Typer's way to report Ctrl-C
             raise KeyboardInterrupt

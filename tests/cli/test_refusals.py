@@ -96,6 +96,7 @@ def test_a_directory_that_is_no_run_or_study_is_refused(toeplens: Toeplens, tmp_
 )
 def test_impossible_paths_name_their_option(toeplens: Toeplens, command: list[str], named: str):
     assert f"Invalid value for {named}: The path is empty" in toeplens(*command, "").refusal()
+    assert f"Invalid value for {named}: The path is not valid UTF-8" in toeplens(*command, "odd\udcff").refusal()
     for url in ("s3://bucket/x", "file:///tmp/x"):
         assert f"Invalid value for {named}: {url} is a URL. Give a local path" in toeplens(*command, url).refusal()
     for path in ("x" * 5000, "x" * 256, "x/" * 2500):
@@ -110,7 +111,7 @@ def test_impossible_options_for_a_run_are_refused(toeplens: Toeplens, run: Run):
         ("ablate", "--split", "tset", "got 'tset'; did you mean 'test'"),
         ("decompose", "--layer", 0, "layer must be from 1 to"),
         ("decompose", "--split", "means", "got 'means'; did you mean 'mean'"),
-        ("extrapolate", "--length", 0, "lengths must be from 1 to"),
+        ("extrapolate", "--length", 0, "--length must be from 1 to"),
         ("extrapolate", "--length", 10**6, f", got {10**6}"),
     ):
         assert words in toeplens(command, run.directory, option, value).refusal()

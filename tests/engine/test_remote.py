@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import fsspec
 import pytest
 import torch
 from tests.builders import StopAfter, tiny, wait_until
@@ -152,6 +153,9 @@ def test_files_are_synced_and_runs_are_left_to_their_workers(url: str, tmp_path:
     with pytest.raises(ZeroDivisionError):
         breaks_off()
     assert Remote(url).read("study.json") == b"new"
+    fsspec.filesystem("memory").rm(url, recursive=True)
+    with working_copy(url) as directory:
+        assert list(directory.iterdir()) == []  # a study that was deleted does not come back
 
 
 def test_unrelated_files_are_not_fetched(url: str):

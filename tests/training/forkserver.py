@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import resource
-import signal
 import sys
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -19,12 +17,9 @@ FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["toeplens.training", "torch._dynamo"])  # which the first step imports
 
 
-def work(spec: RunSpec, out: Path, threads: int, largest_file: int, errors: Path) -> None:
+def work(spec: RunSpec, out: Path, threads: int, errors: Path) -> None:
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
     torch.set_num_threads(threads)
-    if largest_file:
-        assert signal.getsignal(signal.SIGXFSZ) is signal.SIG_IGN
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     try:
         train(spec, out, checkpoint_seconds=0)
     except ToeplensError as error:
@@ -32,8 +27,8 @@ def work(spec: RunSpec, out: Path, threads: int, largest_file: int, errors: Path
         sys.exit(error.exit_code)
 
 
-def start_training(spec: RunSpec, out: Path, errors: Path, largest_file: int = 0) -> BaseProcess:
+def start_training(spec: RunSpec, out: Path, errors: Path) -> BaseProcess:
     """A process that trains, and writes what it refuses to ``errors``."""
-    process = FORKED.Process(target=work, args=(spec, out, torch.get_num_threads(), largest_file, errors))
+    process = FORKED.Process(target=work, args=(spec, out, torch.get_num_threads(), errors))
     process.start()
     return process

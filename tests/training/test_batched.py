@@ -26,6 +26,9 @@ def tiny(seed: int = 0, encoding: str = "rope", protocol: str = "paper", **chang
     return builders.tiny(encoding, model=model, seed=seed, data_seed=seed, **{"epochs": 3} | changes)
 
 
+DROPOUT: dict[str, Any] = {"model": {"dropout": 0.3}, **builders.COUNTING, "train_examples": 50, "test_examples": 19}
+
+
 def three_specs(encoding: str = "rope", **changes: Any) -> list[RunSpec]:
     """Three seeds; the second with another learning rate, other betas and another schedule."""
     other = {"lr": 3e-3, "betas": (0.8, 0.99), "warmup": 0.2, "schedule": "constant", "weight_decay": 0.1}
@@ -111,9 +114,9 @@ def test_a_small_single_run_is_a_batch_of_one_on_a_gpu(changes: dict, device: st
     assert is_launch_bound(tiny(0, **changes), torch.device(device)) == expected
 
 
-@pytest.mark.parametrize("units", [4, 9])
-def test_an_interrupted_batch_resumes_bit_identically(tmp_path: Path, units: int):
-    specs = three_specs(average=0.9)
+@pytest.mark.parametrize(("units", "changes"), [(4, {}), (9, {}), (4, DROPOUT)])
+def test_an_interrupted_batch_resumes_bit_identically(tmp_path: Path, units: int, changes: dict):
+    specs = three_specs(**{"average": 0.9} | changes)
     uninterrupted = train_batched(specs, tmp_path / "whole")
     stopped = train_batched(specs, tmp_path / "again", should_stop=StopAfter(units))
     assert {run.status for run in stopped} == {"stopped"}
@@ -134,9 +137,6 @@ def test_batched_runs_resume_alone_and_single_runs_resume_batched(tmp_path: Path
 
 
 # with padding, and a last batch that is smaller
-DROPOUT: dict[str, Any] = {"model": {"dropout": 0.3}, **builders.COUNTING, "train_examples": 50, "test_examples": 19}
-
-
 @pytest.mark.usefixtures("float64_default")
 @pytest.mark.parametrize("encoding", ["rope", "alibi", "mla"])
 def test_dropout_of_a_model_does_not_depend_on_the_others(
@@ -189,13 +189,6 @@ def test_with_the_same_masks_batched_runs_match_single_runs(
         monkeypatch.undo()
         torch.set_default_dtype(torch.float64)
     assert max_difference(together, alone) < 1e-9
-
-
-def test_an_interrupted_batch_with_dropout_resumes_bit_identically(tmp_path: Path):
-    specs = [tiny(seed, **DROPOUT) for seed in range(3)]
-    uninterrupted = train_batched(specs, tmp_path / "whole")
-    train_batched(specs, tmp_path / "again", should_stop=StopAfter(4))
-    assert max_difference(train_batched(specs, tmp_path / "again"), uninterrupted) == 0.0
 
 
 def test_in_float32_optimizer_steps_are_counted_per_parameter_after_batching(tmp_path: Path):

@@ -78,7 +78,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run
 # ---- stopped and started again ------------------------------------------------------------------------------------
 
 
-STOPS = [("rope", units) for units in (0, 2, 3, 5, 9, 13, 20)]
+STOPS = [("rope", units) for units in (0, 3, 9)]  # at every unit: below
 STOPS += [(encoding, units) for encoding in ENCODINGS[1:] for units in (4, 11)]
 
 
@@ -286,24 +286,6 @@ def test_a_crash_or_full_disk_at_any_write_is_recoverable(
             assert f"{name}: the disk is full" in str(caught.value)
             assert not list(out.rglob("*.tmp"))
         assert results_of(train(short_run(), out)) == results_of(uninterrupted(short_run()))
-
-
-@pytest.mark.heavy
-def test_a_file_size_limit_is_a_machine_error(tmp_path: Path, uninterrupted: Any):
-    """A real refusal by the kernel (RLIMIT_FSIZE), half-way through a checkpoint."""
-    spec = tiny()
-    run = start_and_stop(tmp_path, spec)
-    path = run.directory / store.CHECKPOINT
-    before = path.read_bytes()
-    process = start_training(spec, tmp_path, tmp_path / "errors", largest_file=len(before) // 2)
-    process.join()
-    assert process.exitcode == 3
-    message = (tmp_path / "errors").read_text()
-    assert message.startswith(f"Cannot write {path}: the file is larger than the system allows.")
-    assert message.count("\n") == 1
-    assert path.read_bytes() == before
-    assert not list(run.directory.glob(".*.tmp"))
-    assert results_of(train(spec, tmp_path)) == results_of(uninterrupted(spec))
 
 
 def test_a_run_that_diverges_is_recorded_and_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -255,7 +255,8 @@ def test_execution_options_are_used_or_reported_missing(
     ("given", "message"),
     [
         (("gpu", "auto", "auto"), "device must be auto, cpu, cuda or cuda:N, got 'gpu'"),
-        (("meta", "auto", "auto"), "device must be one of cpu, cuda, got 'meta'"),
+        (("meta", "auto", "auto"), "device must be auto, cpu, cuda or cuda:N, got 'meta'"),
+        (("cpu:1", "auto", "auto"), "device must be auto, cpu, cuda or cuda:N, got 'cpu:1'"),
         (("cpu", "of", "auto"), "got 'of'; did you mean 'off'"),
     ],
 )

@@ -51,6 +51,8 @@ def test_choose_refuses_unknown_names_and_lists_the_nearest_first(name: Any, all
     with pytest.raises(InputError) as caught:
         choose("field", name, allowed)
     assert str(caught.value).startswith(f"field must be {says}")
+    with pytest.raises(InputError, match=r"^field must not be set: there are none to choose from, got"):
+        choose("field", name, ())
 
 
 class Other(BaseModel, extra="forbid"):

@@ -18,6 +18,7 @@ from toeplens.utils.files import nan_to_none
 
 out = Console()
 err = Console(stderr=True)
+_MIN_LAST = 10  # characters of a truncated last column
 
 
 def print_json(content: Any) -> None:
@@ -41,11 +42,12 @@ def print_table(
     """Print cells of plain or styled text: as one table, or as several if the terminal is too narrow.
 
     Each of several tables repeats the first column. ``brief`` instead prints one line per row, as wide as the terminal,
-    and truncates the last column.
+    and truncates the last column, if the others fit.
     """
     cells = [list(map(_to_text, row)) for row in (columns, *rows)]
     words = [columns[0], *(max(name.split() or [""], key=cell_len) for name in columns[1:])]  # other headers may wrap
     widths = [max([cell_len(word), *(row[n].cell_len for row in cells[1:])]) for n, word in enumerate(words)]
+    brief = brief and sum(widths[:-1]) + 3 * len(columns) + _MIN_LAST <= out.width
     widest = max(1, out.width - widths[0] - 7)
     groups: list[list[int]] = [list(range(len(columns)))] if brief else []
     space = 0

@@ -39,6 +39,8 @@ def path(text: str) -> Path:
         raise typer.BadParameter("The path is empty. Use '.' for the current directory.")
     if _URL.match(text):
         raise typer.BadParameter(f"{text} is a URL. Give a local path.")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise typer.BadParameter("The path is not valid UTF-8.")
     length = len(os.fsencode(text))
     if length > _LONGEST_PATH or any(len(os.fsencode(part)) > _LONGEST_NAME for part in Path(text).parts):
         raise typer.BadParameter(f"The path of {length} bytes, or a name in it, is longer than the system allows.")

@@ -179,8 +179,11 @@ def decompose(
 
 def extrapolate_run(
     run: RunDirectory,
-    length: list[int] | None = option(
-        None, "Sequence length to test; repeatable (default: 1, 1.25, 1.5, 2 and 4 times the training length).", "N"
+    lengths: list[int] | None = option(
+        None,
+        "Sequence length to test; repeatable (default: 1, 1.25, 1.5, 2 and 4 times the training length).",
+        "N",
+        flag="--length",
     ),
     examples: int = option(2048, "Test sequences per length (default: 2048).", "N"),
     device: Device = "auto",
@@ -193,7 +196,7 @@ def extrapolate_run(
 
     trained_run = training.Run.open(run)
     with console.err.status("testing longer sequences"):
-        result = extrapolate(trained_run, length or None, examples=examples, device=device)
+        result = extrapolate(trained_run, lengths or None, examples=examples, device=device)
     if as_json:
         console.print_json(result.to_dict())
     else:

@@ -25,7 +25,7 @@ def reproduce(
     out: OutOrUrl,
     scale: str = option(
         "laptop",
-        "smoke (a minute), laptop (10 minutes), desk (minutes per model), full (an hour each) or paper (GPU, hours) "
+        "smoke (a minute), laptop (10 minutes), desk (minutes per model), full (hours each) or paper (GPU, hours) "
         "(default: laptop).",
         "NAME",
         MEASURE,

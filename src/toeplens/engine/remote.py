@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import socket
 import threading
 import time
@@ -158,17 +159,23 @@ def working_copy(url: str) -> Iterator[Path]:
     remote = Remote(url)
     cache_name = f"{PurePosixPath(remote.url).name}-{hashlib.sha256(remote.url.encode()).hexdigest()[:12]}"
     directory = make_directory(cache_directory("outputs") / cache_name)
+    published = directory.with_name(f"{cache_name}.published")
     with remote.lock():
         names = remote.files()
         if names and _STUDY not in names:
             raise InputError(f"out: {url} contains files that do not belong to a study. Choose another place.")
         remote_files = {name: remote.read(name) or b"" for name in names}
+        if not names and published.exists():  # that study was deleted
+            shutil.rmtree(directory)
+            make_directory(directory)
+            published.unlink()
         _write_files(directory, {name: content for name, content in remote_files.items() if _is_inside(name)})
 
         def publish() -> None:
             for name, content in _read_files(directory).items():
                 if not name.startswith(f"{RUNS}/") and remote_files.get(name) != content:
                     remote.write(name, content)
+            published.touch()
 
         with _publish_at_end(publish):
             yield directory

@@ -169,7 +169,7 @@ class Task(ABC):
     def stream(self, split: Split, seed: int) -> Iterator[Examples]:
         """Distinct examples of ``split`` in endless blocks, reproducible by the seed."""
         choose("split", split, ("test", "train"))
-        known = np.empty(0, dtype=np.uint64)
+        known = np.empty(0, dtype=np.uint64)  # hashes, sorted
         block = empty_blocks = 0
         while empty_blocks < 50:
             entropy = (seed, block) if seed < _WORD else (seed, block, 1)  # larger seeds take two words
@@ -180,11 +180,13 @@ class Task(ABC):
             _, first_rows = np.unique(hashes, return_index=True)
             is_new = np.zeros(len(hashes), dtype=bool)
             is_new[first_rows] = True
-            is_new &= ~np.isin(hashes, known)
+            ends = np.searchsorted(known, hashes), np.searchsorted(known, hashes, side="right")
+            is_new &= ends[0] == ends[1]
             key = self.split_key(examples)
             is_new &= in_test(hashes if key is examples.tokens else fingerprint(key)) == (split == "test")
             empty_blocks = 0 if is_new.any() else empty_blocks + 1
-            known = np.concatenate((known, hashes[is_new]))
+            new = np.sort(hashes[is_new])
+            known = np.insert(known, np.searchsorted(known, new), new)
             if is_new.any():
                 yield examples[is_new]
 

@@ -42,9 +42,9 @@ def plan_execution(device: str, compile_mode: str, precision: str, width: int = 
     """Choose device, precision and compilation.
 
     On a GPU, small models are limited by kernel launches, so they are compiled if a compiler is present. On a CPU,
-    compiled code was measured to be slower than eager at the laptop scale (docs/decisions/11, benchmarks/training.py),
-    so it is compiled only on request. ``width`` is the model's: on a GPU, bfloat16 products are faster at the paper's
-    width of 256 and slower at 128 (docs/decisions/11), so ``auto`` uses bfloat16 from 256 on.
+    compiled code was measured to be slower than eager at the laptop scale (docs/decisions/11), so it is compiled only
+    on request. ``width`` is the model's: on a GPU, bfloat16 products are faster at the paper's width of 256 and slower
+    at 128 (docs/decisions/11), so ``auto`` uses bfloat16 from 256 on.
     """
     choose("compile", compile_mode, ("auto", "on", "off"))
     choose("precision", precision, ("auto", "float32", "bf16"))
@@ -53,8 +53,9 @@ def plan_execution(device: str, compile_mode: str, precision: str, width: int = 
     try:
         torch_device = torch.device(device)
     except RuntimeError:
-        raise invalid("device", "be auto, cpu, cuda or cuda:N", device) from None
-    choose("device", torch_device.type, ("cpu", "cuda"))
+        torch_device = None
+    if torch_device is None or torch_device.type not in ("cpu", "cuda") or str(torch_device).startswith("cpu:"):
+        raise invalid("device", "be auto, cpu, cuda or cuda:N", device)
     on_gpu = torch_device.type == "cuda"
     if on_gpu and not torch.cuda.is_available():
         raise EnvironmentFailure(f"device: this machine has no usable GPU, got {repr_of(device)}.")

@@ -62,6 +62,8 @@ def choose(field: str, name: str, allowed: Iterable[Name]) -> Name:
     for candidate in allowed:
         if candidate == name:
             return candidate
+    if not allowed:
+        raise InputError(f"{field} must not be set: there are none to choose from, got {repr_of(name)}.")
     intro = "one of " if len(allowed) > 1 else ""
     raise InputError(f"{field} must be {intro}{_listing([*allowed])}, got {repr_of(name)}{_hint(name, allowed)}")
 

@@ -20,7 +20,7 @@ from toeplens.studies import CellResult, grid
 from toeplens.studies.kit.results import CellKey
 from toeplens.studies.kit.study import RUNS, Cell, describe_setups, gather_cells, jobs_of, read_study
 from toeplens.training import Segment, Setup
-from toeplens.utils import InputError
+from toeplens.utils import EnvironmentFailure, InputError
 
 ABOUT = {"torch": "2.13", "cores": 2, "gpu": None}
 STUDIES: dict[str, dict[str, Any]] = {
@@ -110,6 +110,16 @@ def test_a_grid_study_is_restored_from_its_record(tmp_path: Path) -> None:
 
 
 EXPIRED = ExecutionOptions(device="cpu", deadline=0.0)
+
+
+def test_a_study_without_write_permission_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    grid.run_study(grid.read_spec("canonical-smoke"), tmp_path, execution=EXPIRED)
+
+    def refuse(*_: object) -> None:
+        raise EnvironmentFailure("Cannot write .lock: this user may not write there.")
+
+    monkeypatch.setattr("toeplens.studies.kit.study.lock_directory", refuse)
+    assert grid.gather(tmp_path).finished == 0
 
 
 def test_a_locked_study_is_read_only(tmp_path: Path):

@@ -207,7 +207,7 @@ def spec_names() -> tuple[str, ...]:
 def read_spec(source: Path | str) -> GridSpec:
     """A study from a YAML file, or a shipped study by name; raises `InputError`."""
     path = Path(source)
-    if not path.exists() and path.suffix not in (".yaml", ".yml"):
+    if not path.is_file() and path.suffix not in (".yaml", ".yml"):
         path = Path(entry_points(group="toeplens.studies")[choose("spec", str(source), spec_names())].load())
     try:
         return spec_from_yaml(path.read_text("utf-8"), str(path))

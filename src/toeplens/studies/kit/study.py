@@ -35,7 +35,7 @@ from toeplens.studies.kit.results import CLAIMS, FRAMES, CellKey, CellResult, Re
 from toeplens.studies.kit.verdicts import RULE
 from toeplens.training import Run, Segment, environment
 from toeplens.training.run import ENVIRONMENT, PROBES, SPEC
-from toeplens.utils import InputError, choose, parse_json, read_json, round_floats, write_json
+from toeplens.utils import EnvironmentFailure, InputError, choose, parse_json, read_json, round_floats, write_json
 from toeplens.utils.files import MAX_BYTES, decompress, is_leftover, make_directory, read_bytes
 from toeplens.utils.formatting import plural
 from toeplens.utils.outputs import LOCK, DirectoryBusy, lock_directory
@@ -211,7 +211,7 @@ class StudyState(HasPage):
         has_lock = False
         with ExitStack() as stack:
             if (directory / STUDY).exists():
-                with suppress(DirectoryBusy):
+                with suppress(DirectoryBusy, EnvironmentFailure):  # the latter: no permission to write
                     stack.enter_context(lock_directory(directory, "study"))
                     has_lock = True
             state = cls.read(directory, *cls.read_plan(directory))
