@@ -18,8 +18,9 @@ from torch import Tensor
 from x_transformers import x_transformers
 
 from toeplens import encodings
-from toeplens.encodings import PositionalEncoding
+from toeplens.encodings import PositionalEncoding, attend
 from toeplens.encodings.additive import TUPE
+from toeplens.encodings.conformance import _LargestTensor
 from toeplens.utils import InputError
 
 # ---- input vectors and TUPE ------------------------------------------------------------------------------------------
@@ -278,6 +279,19 @@ def fire(encoding: PositionalEncoding, start: float) -> Any:
         return sum(float(w) * x for w, x in zip(outer.weight[h], hidden, strict=True)) + float(outer.bias[h])
 
     return bias
+
+
+@pytest.mark.parametrize("name", ["dynamic-bias", "fire", "swin-v2"])
+def test_chunks_have_room_for_a_network_over_all_pairs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where it is not computed once per distance: the largest tensor stays below the limit."""
+    monkeypatch.setattr("toeplens.encodings.kit.evaluate_distinct", lambda function, *offsets: function(*offsets))
+    encoding = build(name, hidden=64)
+    q, positions = torch.randn(1, H, 64, D), encoding.to_positions(torch.arange(64))
+    with torch.no_grad(), _LargestTensor() as largest:
+        attend(
+            q, q, q, encoding=encoding, q_positions=positions, k_positions=positions, scale=0.3, pairs_per_chunk=1 << 15
+        )
+    assert largest.elements <= 1 << 15
 
 
 @pytest.mark.parametrize("threshold", [512.0, 6.0])

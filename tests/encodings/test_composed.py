@@ -94,7 +94,15 @@ def test_input_vectors_add_and_the_published_scale_is_kept() -> None:
     assert_close(bias, component(encoding, 1).kernel((PLACES[:, None] - PLACES).flatten()).unflatten(-1, (N, N)), 0)  # type: ignore[union-attr]
 
 
-CONFORMING = ["rope+alibi", "fox+rope", "rope+scalable-softmax", "t5+sinusoidal", "carope+fox", "shaw+rope"]
+CONFORMING = [
+    "rope+alibi",
+    "fox+rope",
+    "rope+scalable-softmax",
+    "t5+sinusoidal",
+    "carope+fox",
+    "shaw+rope",
+    "rope+tapa",
+]
 COMBINATIONS = """
     fox+drope fox+cable urpe+rope relative-projection+fox+carope cope+rope dape+rope alibi+fox+rope-dynamic harope+t5
     pope+kerple-log shaw+rerope stick-breaking+rope grape-additive+rope deberta+alibi mrope+nope clex+fire xpos+alibi

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -118,6 +119,15 @@ def test_every_variant_conforms(name: str, options: dict[str, Any]) -> None:
     check(name, skip=["compile"], **options)
 
 
+def test_every_encoding_can_be_pickled_and_reset() -> None:
+    for name in encodings.names():
+        encoding = encodings.build(name, **conformance.SIZES)
+        copied = pickle.loads(pickle.dumps(encoding))
+        pairs = zip(encoding.state_dict().values(), copied.state_dict().values(), strict=True)
+        assert all(torch.equal(x, y) for x, y in pairs), name
+        copied.for_layer(1).reset_parameters()
+
+
 def test_layers_have_separate_parameters_unless_shared() -> None:
     for name in encodings.names():
         encoding = encodings.build(name, **conformance.SIZES)
@@ -166,6 +176,28 @@ def test_encodings_compile_in_one_graph_and_a_branch_on_numbers_does_not() -> No
 
 class CorrectEncoding(ALiBi):
     """Nothing wrong."""
+
+
+class BoundedBias(OffsetBias):
+    """A learned value per distance, for as many positions as its table has."""
+
+    bounded, citation = True, "this test"
+
+    def __init__(self, **sizes: int) -> None:
+        super().__init__(**sizes)
+        self.weight = self.new_parameter((self.max_len, self.num_heads), nn.init.normal_)
+
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        self.check_positions(q_positions)
+        self.check_positions(k_positions)
+        return super().bias(q_positions, k_positions)
+
+    def kernel(self, offsets: Tensor) -> Tensor:
+        return self.weight[offsets.abs()].T
+
+
+def test_a_toeplitz_encoding_with_a_table_conforms() -> None:
+    check(BoundedBias, skip=["compile"])
 
 
 class MisshapenBias(PositionalEncoding):

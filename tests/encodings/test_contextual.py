@@ -22,6 +22,27 @@ from toeplens import encodings
 from toeplens.encodings import AttentionInputs, PositionalEncoding, attend, attention_logits
 from toeplens.encodings.contextual import BLOCK, CumulativeBias, PaTH, PaTHFoX, accumulate
 
+
+@pytest.mark.parametrize("name", ["fox", "cable"])
+def test_a_sequence_does_not_depend_on_the_masks_of_others(name: str) -> None:
+    """Also if its queries do not see their own token and see tokens with a gap."""
+    encoding = samples_build(name, 1.0, grad=False)
+    q, k, v = (random_tensor(2, 3, 8, 8, seed=n) for n in range(3))
+    past = torch.ones(8, 8, dtype=torch.bool).tril()
+    masks = torch.stack((past.tril(-1), past))[:, None]
+    masks[..., 5:, 2] = False
+    x, places = random_tensor(2, 8, 24, seed=4), torch.arange(8)
+
+    def run(rows: slice, **options: Any) -> Tensor:
+        inputs = {"key_features": encoding.key_features(x[rows]), "mask": masks[rows], "scale": 0.3, **options}
+        return attend(q[rows], k[rows], v[rows], encoding=encoding, q_positions=places, k_positions=places, **inputs)
+
+    together = run(slice(0, 2))
+    assert_close(together[:1], run(slice(0, 1)), 1e-12)
+    for options in ({"fused": False}, {"pairs_per_chunk": 2 * 3 * 8 * 2}):
+        assert_close(together, run(slice(0, 2), **options), 1e-12)
+
+
 # ---- CoPE and the relative projection -------------------------------------------------------------------------------
 
 B, H, D, N = 2, 3, 8, 9

@@ -45,6 +45,26 @@ def test_unknown_options_and_sizes_of_zero_are_refused_by_name() -> None:
         build("rope", base=10**400)
 
 
+@pytest.mark.parametrize("name", ["shaw", "fox"])  # with parameters of its own, and of a linear layer
+def test_replaced_parameters_are_reset(name: str) -> None:
+    loaded = build(name)
+    loaded.load_state_dict({key: torch.full_like(x, 7.0) for key, x in loaded.state_dict().items()}, assign=True)
+    with torch.device("meta"):
+        empty = build(name)
+    empty.to_empty(device="cpu")
+    torch.nn.init.constant_(next(empty.parameters()), 7.0)
+    for encoding in (loaded.for_layer(1), loaded, empty):
+        encoding.reset_parameters()
+        assert not any(bool((x == 7).any()) for x in encoding.parameters())
+
+
+def test_frequencies_cannot_be_restored_from_the_meta_device() -> None:
+    with torch.device("meta"):
+        encoding = build("rope")
+    with pytest.raises(InputError, match=r"^RoPE must be built on its device, as frequencies cannot be restored"):
+        encoding.to_empty(device="cpu")
+
+
 TABLES = {
     *("learned", "random-fixed", "t5", "relative-table", "tupe", "shaw", "deberta", "relative-projection", "urpe"),
     *("clex", "swin", "bipe"),

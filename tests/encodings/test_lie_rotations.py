@@ -18,6 +18,29 @@ from torch import Tensor
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding, attention_logits
 
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("liere", {}), ("comrope", {}), ("string", {}), ("grape", {"planes": "free"})]
+)
+def test_queries_and_keys_share_their_matrices(
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Computed once at the same positions, also for positions per sequence; grouped keys have their own heads."""
+    encoding, calls = build(name, **options), []
+    exponential = torch.matrix_exp
+    monkeypatch.setattr(torch, "matrix_exp", lambda x: calls.append(1) or exponential(x))
+    q, k = random_tensor(2, H, N, D), random_tensor(2, H, N, D, seed=2)
+    for tokens in (torch.arange(N), torch.tensor([[0, 1, 2, 3, 4], [7, 8, 9, 20, 21]])):
+        places = encoding.to_positions(tokens)
+        calls.clear()
+        both = encoding.rotate(q, k, places, places)
+        assert len(calls) == (name != "string")
+        for actual, expected in zip(both, encoding.rotate(q, k, places, places.clone()), strict=True):
+            assert_close(actual, expected, 1e-14)
+    if name == "grape":  # all heads alike
+        assert_close(encoding.rotate(q, k[:, :1], places, places)[1], both[1][:, :1], 1e-14)
+
+
 # ---- LieRE, ComRoPE, STRING -----------------------------------------------------------------------------------------
 
 H, D, N = 3, 8, 5

@@ -868,6 +868,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "rope_theta must not be set with parameters by layer type",
     ),
     ("scaled-rope", {"layer_types": ["off"], "off": None}, "layer_types: no layer type has parameters"),
+    ("scaled-rope", {"layer_types": 5}, "layer_types must be a list of strings or None, got 5"),
+    ("rope", {"layer_types": 5}, "option of encoding 'rope' must be one of base, pairing, got 'layer_types'"),
     (
         "scaled-rope",
         {**LAYER_TYPES, "near": {"mrope_section": [4, 2, 2]}, "far": {}},

@@ -31,7 +31,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from x_transformers import x_transformers
 
 from toeplens import encodings
-from toeplens.encodings import PositionalEncoding, attend, attention_logits
+from toeplens.encodings import FrequencyMask, PositionalEncoding, attend, attention_logits, with_frequency_mask
 from toeplens.utils import InputError
 
 # ---- learned frequencies, learned maps, steps that tokens set -------------------------------------------------------
@@ -402,6 +402,56 @@ def test_headings_rotate_every_pair_equally(pairing: str) -> None:
     assert_close(ours, expected.real, 1e-9)
 
 
+# ---- frequency masks ------------------------------------------------------------------------------------------------
+
+MASKS = [FrequencyMask(freeze=(1,)), FrequencyMask(drop=(2,)), FrequencyMask(permute=(1, 0, 3, 2), heads=(0, 2))]
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("xpos", {"scale_base": 20.0}),
+        ("rope-bands", {"keep": [0, 2]}),
+        ("rope-bands", {"gains": [1, 0.5, 0, 0.25]}),
+        ("rope-bands", {"gains": [1, 0.5, 2, 0.25], "off": "pair"}),
+    ],
+)
+def test_a_frequency_mask_leaves_decays_and_gains(name: str, options: dict[str, Any], mask: FrequencyMask) -> None:
+    """Each pair's kernel is the masked rotation times the decay, or with the gain, of that pair; so are the logits."""
+    plain, places = build(name, **options), torch.arange(5)
+    offsets = (places[:, None] - places).flatten()
+    rotation = mask.mask_kernel(torch.polar(torch.ones(4, 25).double(), plain.frequencies.T * offsets), H)
+    if name == "xpos":
+        expected = rotation * (plain.log_decay[:, None] * offsets).exp()
+    else:
+        gains = torch.tensor(options.get("gains", [1, 0, 1, 0])).double()[:, None]
+        gains = gains if options.get("off") == "pair" else torch.where(gains == 0, 1.0, gains)  # whose frequency is 0
+        expected = gains * rotation + (0 if options.get("off") == "pair" else 1 - gains)
+    masked = with_frequency_mask(plain, mask)
+    assert_close(masked.kernel(offsets).expand(H, -1, -1), expected.expand(H, -1, -1), 1e-12)
+    q, k = vectors(5)
+    factors = expected.expand(H, -1, -1).unflatten(-1, (5, 5))
+    by_hand = pair_by_pair(q, k, lambda b, h, row, column, t: complex(factors[h, t, row, column]))
+    assert_close(rotated_logits(masked, q, k, places), by_hand.real, 1e-10)
+
+
+def test_a_frequency_mask_acts_on_the_released_phase_table() -> None:
+    plain = build("mla", rotary_dim=8, phase_table="released")
+    q, k = vectors(5, width=plain.query_dim)
+    places = torch.arange(5)
+    expected = plain.rotate(q, k, places, places)[0].clone()
+    expected[..., D + 2 : D + 4] = 0
+    masked = with_frequency_mask(plain, FrequencyMask(drop=(1,)))
+    assert_close(masked.rotate(q, k, places, places)[0], expected, 1e-14)
+
+
+@pytest.mark.parametrize("name", ["pope", "grape", "rope+alibi"])
+def test_encodings_other_than_rotary_take_no_frequency_mask(name: str) -> None:
+    with pytest.raises(InputError, match=r"^encoding must be a Rotary encoding, .*, got \w+\.$"):
+        with_frequency_mask(build(name), FrequencyMask(drop=(0,)))
+
+
 # ---- xPos -----------------------------------------------------------------------------------------------------------
 
 H_XPOS = 2
@@ -439,16 +489,6 @@ def test_xpos_matches_x_transformers() -> None:
         their_k = x_transformers.apply_rotary_pos_emb(k, freqs, scale**-1)
         difference = (rotated_logits(ours, q, k, places) - their_q @ their_k.mT).tril().abs().max()
         assert float(difference) <= tolerance
-
-
-@pytest.mark.parametrize("length", [128, 127])
-def test_xpos_matches_rotary_embedding_torch(length: int) -> None:
-    places = torch.arange(length)
-    for dtype, tolerance in ((torch.float32, 2e-5), (torch.float64, 2e-6)):
-        q, k = vectors(length, H_XPOS, dtype=dtype)
-        their_q, their_k = RotaryEmbedding(D, use_xpos=True).to(dtype).rotate_queries_and_keys(q, k)
-        difference = (rotated_logits(build_xpos(), q, k, places) - their_q @ their_k.mT).tril().abs().max()
-        assert float(difference) <= tolerance  # its tables are made in float32 in both
 
 
 @pytest.mark.parametrize(

@@ -463,6 +463,11 @@ REFUSED = [
     ({"layers": 3}, "layers is not a field; did you mean 'num_layers'?"),
     ({"input_encoding": "alibi"}, "input_encoding must be an encoding that is added at the input"),
     (
+        {"encoding": "axial-rope", "input_encoding": "sinusoidal"},
+        "input_encoding must use the coordinates of encoding 'axial-rope', got 'sinusoidal'.",
+    ),
+    ({"encoding": "axial-rope", "input_encoding": "bipe"}, "input_encoding must use the coordinates of encoding"),
+    (
         {"input_encoding": "learned", "input_encoding_options": {"layout": "halves"}},
         "option of encoding 'learned' must be init_std, got 'layout'.",
     ),

@@ -55,10 +55,16 @@ def test_decoding_with_a_cache_matches_the_full_pass(name: str) -> None:
 PADDING = torch.tensor([[1, 1, 0, 0, 1, 0, 0, 0, 1, 1, 0], [0, 0, 1, 1, 0, 1, 0, 0, 0, 1, 1]], dtype=torch.bool)
 
 
-@pytest.mark.parametrize("name", [*NAMES, "cable", "selective-rope", "repo", "dape-v2"])
-def test_padding_changes_nothing(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "window"),
+    [
+        *((name, None) for name in (*NAMES, "cable", "selective-rope", "repo", "dape-v2")),
+        *((name, 3) for name in ("rope", "alibi", "fox", "path", "dape-v2")),
+    ],
+)
+def test_padding_changes_nothing(name: str, window: int | None) -> None:
     """On the left, on the right and between tokens; in one pass, and where a prompt ends or goes on in padding."""
-    attention, x = layer(name), tokens()
+    attention, x = layer(name, window=window), tokens()
     padded = x.masked_fill(PADDING.unsqueeze(-1), 3.0)
     alone = [attention(x[row : row + 1, ~hidden])[0] for row, hidden in enumerate(PADDING)]
     assert_close(attention(padded, key_padding_mask=PADDING)[~PADDING], torch.cat(alone))
@@ -75,6 +81,16 @@ def test_explicit_positions_keep_padding_in_the_cache() -> None:
     parts = (slice(0, 5), slice(5, N))
     out = [attention(x[:, at], positions=positions[at], key_padding_mask=PADDING[:, at], cache=cache) for at in parts]
     assert_close(torch.cat(out, dim=1), attention(x, positions=positions, key_padding_mask=PADDING))
+
+
+def test_positions_of_one_row_fill_the_cache_of_every_sequence() -> None:
+    attention, x, positions = layer("rope"), tokens(), torch.arange(N)
+    cache = attention.new_cache(2, N)
+    attention(x[:, :5], positions=positions[None, :5], cache=cache)
+    cache.reorder(torch.tensor([1, 0]))
+    cache.reorder(torch.tensor([1, 0]))
+    later = attention(x[:, 5:], positions=positions[5:].expand(2, -1), cache=cache)
+    assert_close(later, attention(x)[:, 5:])
 
 
 @pytest.mark.parametrize("name", ["alibi", "cope", "stick-breaking", "fox", "cable", "grape-path", "dape-v2"])
@@ -180,6 +196,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"bass": 3.0}, r"^option of encoding 'rope' must be .*, got 'bass'"),
     ({"dropout": 1.5}, r"^dropout must be .*, got 1.5"),
     ({"window": 0}, r"^window must be at least 1, got 0"),
+    ({"encoding": "rerope", "window": 16}, r"^window is also an option of encoding 'rerope': pass toeplens.*\.build\("),
+    ({"encoding": "swin", "window": [4, 4], "causal": False}, r"^window is also an option of encoding 'swin': pass "),
+    ({"encoding": "scalable-softmax", "bias": True}, r"^bias is also an option of encoding 'scalable-softmax': pass "),
     ({"window": 2, "causal": False}, r"^window must be left out unless attention is causal, got 2"),
     ({"softcap": 0.0}, r"^softcap must be finite and over 0, got 0.0"),
     ({"scale": float("nan")}, r"^scale must be finite, got nan"),

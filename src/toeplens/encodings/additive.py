@@ -401,6 +401,16 @@ def geometric_slopes(num_heads: int) -> Float[Tensor, "H"]:
 MIN_INIT = 0.01  # the released code's lower bound of KERPLE's parameters; here, of their initial values
 
 
+def _init_inverse_softplus(x: Tensor, upper: float) -> Tensor:
+    """Numbers whose softplus is uniform from ``MIN_INIT`` to ``upper``."""
+    return x.uniform_(MIN_INIT, upper).expm1_().log_()
+
+
+def _init_logit(x: Tensor) -> Tensor:
+    """Numbers whose sigmoid is uniform from 0 to 1, without the ends."""
+    return x.uniform_(MIN_INIT / 2, 1 - MIN_INIT / 2).logit_()
+
+
 class Kerple(OffsetBias):
     """A learned kernel of the distance with two parameters r1, r2 per head (Chi et al. 2022).
 
@@ -420,7 +430,7 @@ class Kerple(OffsetBias):
 
     def positive_parameter(self, upper: float) -> nn.Parameter:
         """A positive number per head (a softplus) that starts from U(0, ``upper``), but at least 0.01."""
-        return self.new_parameter((self.num_heads,), lambda x: x.uniform_(MIN_INIT, upper).expm1_().log_())
+        return self.new_parameter((self.num_heads,), partial(_init_inverse_softplus, upper=upper))
 
 
 class KerpleLog(Kerple, name="kerple-log"):
@@ -452,8 +462,7 @@ class KerplePower(Kerple, name="kerple-power"):
     def __init__(self, **inherited: Any) -> None:
         super().__init__(**inherited)
         self.size = self.positive_parameter(1.0)
-        low = MIN_INIT / 2
-        self.power = self.new_parameter((self.num_heads,), lambda x: x.uniform_(low, 1 - low).logit_())
+        self.power = self.new_parameter((self.num_heads,), _init_logit)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
         size, power = (p.to(kit.wide_dtype(p.dtype)).unsqueeze(-1) for p in (self.size, self.power))
@@ -522,6 +531,7 @@ class DynamicBias(OffsetBias, name="dynamic-bias"):
         self.layers_in = nn.ModuleList(nn.Linear(hidden if n else 1, hidden) for n in range(depth))
         self.norms = nn.ModuleList(nn.LayerNorm(hidden) if norm else nn.Identity() for _ in range(depth))
         self.layer_out = nn.Linear(hidden, self.num_heads)
+        self.pair_width = 1 + 2 * hidden // self.num_heads
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
         x = offsets.to(kit.wide_dtype(self.layer_out.weight.dtype)).unsqueeze(-1)

@@ -18,6 +18,7 @@ from toeplens.encodings.base import AttentionInputs, KeyFeatures, PositionalEnco
 from toeplens.encodings.cpu_attention import attend_blocked, blocked_is_faster
 from toeplens.encodings.shapes import Keys, PairMatrix, Positions, Queries
 from toeplens.utils import invalid
+from toeplens.utils.options import check_value
 from toeplens.utils.renamed import renamed
 
 PAIRS_PER_CHUNK = 1 << 22  # query-key pairs per chunk, over batch and heads, where logits are formed explicitly
@@ -74,7 +75,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor | None, arguments: AttentionArg
             expected = f"[batch, heads, queries, keys] = [{batch}, {heads}, {queries}, {keys}]"
             raise invalid("mask", f"broadcast to {expected}, with all keys", got=f"shape {list(mask.shape)}")
     shapes: dict[str, tuple[kit.TensorKind, Sequence[int | str]]] = {
-        "rows": ("integer", (queries,) if rows is not None and rows.ndim == 1 else (batch, queries)),
+        "rows": ("integer", (queries,) if getattr(rows, "ndim", 1) == 1 else (batch, queries)),
         "key_features": ("real", (batch, "H", keys, "c")),
         "document_ids": ("real", (batch, keys)),
         "padding": ("bool", (batch, keys)),
@@ -83,6 +84,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor | None, arguments: AttentionArg
     for name, (dtype_kind, shape) in shapes.items():
         if arguments.get(name) is not None:
             kit.require_tensor(name, arguments.get(name), dtype_kind, shape)
+    check_value("window", window, int | None)
     if window is not None and (window < 1 or not arguments.get("causal", True)):
         raise invalid("window", "be at least 1, and attention causal", window)
     if arguments.get("softcap") is not None:
@@ -92,9 +94,12 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor | None, arguments: AttentionArg
 def check_positions(name: str, positions: Positions, encoding: PositionalEncoding, batch: int, length: int) -> None:
     """Check that there is one position per token; coordinates, if any, are the last dimension."""
     kit.require_tensor(name, positions, "real")
+    if not positions.is_floating_point() and positions.dtype not in (torch.int32, torch.int64):
+        raise invalid(name, "be int32, int64 or floating point", positions.dtype)
     shape, axes = positions.shape, encoding.axes
     token_shapes = ((length,), (batch, length), (1, length))
-    if shape in token_shapes or (axes > 1 and shape[-1:] == (axes,) and shape[:-1] in token_shapes):
+    allowed = token_shapes if axes == 1 else ((length,), *((*shape, axes) for shape in token_shapes))
+    if shape in allowed:
         return
     last = f", {axes}" if axes > 1 else ""
     raise invalid(name, f"have shape [{length}{last}] or [{batch}, {length}{last}]", got=f"shape {list(shape)}")
@@ -127,7 +132,8 @@ def attend(
         key_features     per-key features of the encoding (see `PositionalEncoding.key_features`)
         mask             True where a key may be seen (default: everywhere)
         causal           mask the keys after each query's own token (default: True)
-        window           sliding window: the number of keys that a query sees, including its own (default: no limit)
+        window           sliding window: the number of keys that a query sees, including its own and without padding
+                         (default: no limit)
         document_ids     id of the packed document that each key belongs to; keys of other documents are masked
         padding          True where a key's token is padding: masked, and not counted in cumulative sums, as are keys
                          that a mask hides from all queries
@@ -153,7 +159,8 @@ def attend(
     q, k, causal, scale, window = inputs.q, inputs.k, inputs.causal, inputs.scale, inputs.window
     v, masked = repeat_groups(v, k.shape[1]), inputs.is_masked
     square = in_order and not masked and q.shape[-2] == k.shape[-2] and window is None
-    local_window = window if fused and in_order else None  # keys outside the window are skipped
+    is_local = fused and in_order and window is not None and not inputs.has_inner_padding()
+    local_window = window if is_local else None  # keys outside the window are skipped
     if fused and shared_bias is None and not encoding.overrides("bias"):
         if square or not (masked or causal):
             return _fused_attention(q, k, v, None, dropout, scale, is_causal=causal)

@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable, Mapping, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import wraps
+from itertools import chain
 from typing import Any, Literal, get_args
 
 import torch
@@ -33,7 +35,8 @@ class AttentionInputs:
     key_features  [B, H, Nk, c], from `PositionalEncoding.key_features`, one row per key; or None
     mask          True where a key may be seen, broadcastable to [B, H, Nq, Nk]; None for all
     causal        whether keys after a query's own are masked
-    window        sliding window: the number of keys that a query sees, including its own; None for no limit
+    window        sliding window: the number of keys that a query sees, including its own and without padding; None for
+                  no limit
     scale         the factor of q . k
     document_ids  [B, Nk], id of the packed document that each key belongs to; None if each row is one document
     padding       [B, Nk], True where a key's token is padding, which is masked and skipped by cumulative sums; or None
@@ -75,11 +78,17 @@ class AttentionInputs:
         """Whether any mask other than the causal one hides keys."""
         return self.mask is not None or self.padding is not None or self.document_ids is not None
 
+    def has_inner_padding(self) -> bool:
+        """Whether padding lies between tokens; reads it. True for padding that must not be read (in a compiler)."""
+        if self.padding is None or not is_readable(self.padding):
+            return self.padding is not None
+        count = (~self.padding).long().cumsum(-1)
+        return bool((self.padding & (count > 0) & (count < count[:, -1:])).any())
+
     def is_scattered(self) -> bool:
         """Whether a query sees anything but one contiguous run of tokens, apart from padding; reads the mask.
 
-        True for masks that must not be read (in a compiler). A query that does not see its own token counts as
-        padding.
+        True for masks that must not be read (in a compiler). A query that sees no token counts as padding.
         """
         if self.mask is None:
             return False
@@ -88,11 +97,10 @@ class AttentionInputs:
         visible = self.visible_mask()
         assert visible is not None
         visible = visible[(None,) * (4 - visible.ndim)]
-        sees_itself = visible.take_along_dim(self.row_index(), dim=-1).squeeze(-1)
         tokens = self.k.new_ones(len(self.k), self.k.shape[2]) if self.padding is None else ~self.padding
         ordinals = tokens.long().cumsum(-1)[:, None, None, :].masked_fill(~visible, 0)  # from 1
         first_seen = ordinals.masked_fill(~visible, ordinals.shape[-1] + 1).amin(-1)
-        return bool((sees_itself & (ordinals.amax(-1) - first_seen + 1 != visible.sum(-1))).any())
+        return bool((visible.any(-1) & (ordinals.amax(-1) - first_seen + 1 != visible.sum(-1))).any())
 
     def require_contiguous_keys(self, encoding: Any) -> None:
         """Raise `InputError` for a mask under which cumulative sums between two tokens would be wrong."""
@@ -133,8 +141,16 @@ class AttentionInputs:
             return visible
         past = self.causal_mask()
         if self.window is not None:
-            past = past & ~replace(self, rows=self.rows - self.window).causal_mask()
+            past = past & self._window_mask(self.window)
         return past if visible is None else past & visible
+
+    def _window_mask(self, window: int) -> Bool[Tensor, "*B Nq Nk"]:
+        """True for each query's last ``window`` keys, without padding, and those after it."""
+        if self.padding is None:
+            return ~replace(self, rows=self.rows - window).causal_mask()
+        count = (~self.padding).long().cumsum(-1)  # tokens up to each key
+        own_count = count.gather(1, self.rows.expand(len(count), -1))
+        return (own_count.unsqueeze(-1) - count.unsqueeze(-2) < window).unsqueeze(1)
 
     def causal_mask(self) -> Bool[Tensor, "*B Nq Nk"]:
         """True for each query's own key and those before it, without any mask."""
@@ -229,7 +245,7 @@ class PositionalEncoding(nn.Module):
         if cls.data_dependent:
             cls.toeplitz = False
         if "__init__" in vars(cls):
-            cls.__init__ = check_keywords(cls.__init__)
+            cls.__init__ = _name_initialised(check_keywords(cls.__init__))
         if {"bias", "kernel"} & vars(cls).keys() and "bias_product" not in vars(cls):
             cls.factorable = False  # an inherited product belongs to another bias
         arguments = {hook: inspect.signature(getattr(cls, hook)).parameters for hook in HOOKS}
@@ -242,7 +258,7 @@ class PositionalEncoding(nn.Module):
             raise invalid("coupling", f"be one of {', '.join(get_args(Coupling))}", self.coupling)
         self.d_model, self.num_heads, self.head_dim, self.max_len = d_model, num_heads, head_dim, max_len
         self._exact_buffers: set[str] = set()
-        self._initialisers: list[tuple[Tensor, Callable[[Tensor], Any]]] = []
+        self._initialisers: list[tuple[Tensor | str, Callable[[Tensor], Any]]] = []  # names once they are known
 
     @classmethod
     def options(cls) -> dict[str, inspect.Parameter]:
@@ -348,9 +364,12 @@ class PositionalEncoding(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Re-initialise all parameters: those with an initialiser, then submodules that have others."""
-        for parameter, init in self._initialisers:
+        tensors = dict(chain(self.named_parameters(remove_duplicate=False), self.named_buffers(remove_duplicate=False)))
+        initialised = set()
+        for name, init in self._initialisers:
+            parameter = tensors[name] if isinstance(name, str) else name
             init(parameter)
-        initialised = {id(parameter) for parameter, _ in self._initialisers}
+            initialised.add(id(parameter))
         for module in self.children():
             parameter_ids = {id(parameter) for parameter in module.parameters()}
             if not parameter_ids or parameter_ids - initialised:
@@ -433,8 +452,24 @@ class PositionalEncoding(nn.Module):
         exact = {name: self.get_buffer(name) for name in self._exact_buffers}
         super()._apply(fn, recurse)
         for name, value in exact.items():
-            self._buffers[name] = value.to(self.get_buffer(name).device)
+            device = self.get_buffer(name).device
+            if value.is_meta and device.type != "meta":
+                must = f"be built on its device, as {name} cannot be restored from the meta device"
+                raise invalid(type(self).__name__, must)
+            self._buffers[name] = value.to(device)
         return self
+
+
+def _name_initialised(construct: Callable[..., None]) -> Callable[..., None]:
+    """The constructor, which then refers to initialised parameters by name: loading a model may replace the tensors."""
+
+    @wraps(construct)
+    def named(self: PositionalEncoding, *args: Any, **kwargs: Any) -> None:
+        construct(self, *args, **kwargs)
+        names = {id(tensor): name for name, tensor in chain(self.named_parameters(), self.named_buffers())}
+        self._initialisers = [(names.get(id(x), x), init) for x, init in self._initialisers]
+
+    return named
 
 
 def _reset_module(module: nn.Module) -> None:

@@ -286,6 +286,7 @@ def joint_attributes(parts: Sequence[EncodingOrClass]) -> dict[str, Any]:
         "also_couples": tuple(ordered[1:]),
         "data_dependent": any(part.data_dependent for part in parts),
         "bounded": any(part.bounded for part in parts),
+        "forms_logits": any(part.forms_logits for part in parts),
         "shared": all(part.shared for part in parts),
         "citation": "; ".join(dict.fromkeys(part.citation for part in parts if part.citation)),
         "formula": r",\qquad ".join(part.formula for part in parts if part.formula),

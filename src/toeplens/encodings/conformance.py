@@ -499,9 +499,10 @@ def shift(specimen: Specimen) -> str:
     if not encoding.toeplitz or encoding.coupling == "input" or encoding.length_dependent:
         return "not declared"
     x, p = specimen.random_content(2, LENGTH), specimen.positions(LENGTH)
-    for distance in (1, 1000, 100_000):
+    distances = (1, encoding.max_len - LENGTH) if encoding.bounded else (1, 1000, 100_000)
+    for distance in distances:
         specimen.check_close(specimen.attend(x, p + distance), specimen.attend(x, p), f"shift {distance}")
-    return f"by 1, 1000, 100000: {specimen.max_difference:.0e}"
+    return f"by {', '.join(map(str, distances))}: {specimen.max_difference:.0e}"
 
 
 def select_positions(encoding: PositionalEncoding, positions: Positions, rows: slice) -> Positions:

@@ -28,13 +28,16 @@ class _VectorRotation(PositionalEncoding):
     coupling = "rotation"
     shared = False
 
-    def rotate_vectors(self, x: Float[Tensor, "B H N d"], positions: Positions) -> Float[Tensor, "B H N d"]:
+    def rotate_vectors(self, x: Float[Tensor, "*B H N d"], positions: Positions) -> Float[Tensor, "*B H N d"]:
         """``x`` (float32 or float64) after its rotation."""
         raise NotImplementedError
 
     def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> RotatedQK:
         wide = kit.wide_dtype(q.dtype)
-        rotated = self.rotate_vectors(q.to(wide), q_positions), self.rotate_vectors(k.to(wide), k_positions)
+        if q_positions is k_positions and q.shape == k.shape:  # with the same matrices
+            rotated = self.rotate_vectors(torch.stack((q, k)).to(wide), q_positions).unbind(0)
+        else:
+            rotated = self.rotate_vectors(q.to(wide), q_positions), self.rotate_vectors(k.to(wide), k_positions)
         return rotated[0].to(q.dtype), rotated[1].to(k.dtype)
 
 
@@ -104,7 +107,7 @@ class _ExponentialRotation(_GeneratedRotation):
         angles = torch.einsum("hmij,hamik,hmkj->hamj", vectors.conj(), 1j * blocks, vectors).real
         return angles[..., blocks.shape[-1] // 2 :].flatten(-2)
 
-    def rotate_vectors(self, x: Float[Tensor, "B H N d"], positions: Positions) -> Float[Tensor, "B H N d"]:
+    def rotate_vectors(self, x: Float[Tensor, "*B H N d"], positions: Positions) -> Float[Tensor, "*B H N d"]:
         angles = torch.einsum("...na,hamij->...hnmij", self.coordinates(positions), self.generators())
         blocks = torch.matrix_exp(angles.contiguous()).to(x.dtype)
         return (blocks @ x.unflatten(-1, blocks.shape[-3:-1]).unsqueeze(-1)).flatten(-3)
@@ -224,7 +227,7 @@ class STRING(_GeneratedRotation, name="string"):
         skew, unit = weight - weight.mT, torch.eye(self.head_dim, dtype=torch.float64, device=weight.device)
         return torch.linalg.solve(unit + skew, unit - skew)  # both are polynomials in S, so they commute
 
-    def rotate_vectors(self, x: Float[Tensor, "B H N d"], positions: Positions) -> Float[Tensor, "B H N d"]:
+    def rotate_vectors(self, x: Float[Tensor, "*B H N d"], positions: Positions) -> Float[Tensor, "*B H N d"]:
         phases = self.phases(positions)
         if self.form == "cayley":
             return rotate_by(x @ self.basis().mT.to(x.dtype), phases, "interleaved")
@@ -277,6 +280,12 @@ class ComRoPE(_ExponentialRotation, name="comrope"):
         weight = self.weight.to(torch.float64)
         factors = self.axis_mask if self.factors is None else self.factors.to(torch.float64)
         return (weight - weight.mT).unsqueeze(1) * factors[..., None, None]
+
+
+def _init_orthogonal(x: Float[Tensor, "H d m"]) -> None:
+    """Each matrix orthogonal."""
+    for matrix in x:
+        nn.init.orthogonal_(matrix)
 
 
 PLANE_TOLERANCE = 1e-12  # share of |a|^2 |b|^2 below which two vectors span no plane
@@ -332,7 +341,7 @@ class GRAPE(_VectorRotation, name="grape"):
             self.basis = self.new_parameter((heads, self.head_dim, self.head_dim), nn.init.zeros_)
         if self.planes == "free":
             shape = (heads, self.head_dim, 2 * len(start))
-            self.vectors = self.new_parameter(shape, lambda x: [nn.init.orthogonal_(matrix) for matrix in x])
+            self.vectors = self.new_parameter(shape, _init_orthogonal)
 
     def frequencies(self) -> Float[Tensor, "H n"]:
         """theta_r, in float64; the parameter is log theta_r relative to RoPE's."""
@@ -346,7 +355,7 @@ class GRAPE(_VectorRotation, name="grape"):
         half = a @ b.mT
         return span, half - half.mT
 
-    def rotate_vectors(self, x: Float[Tensor, "B H N d"], positions: Positions) -> Float[Tensor, "B H N d"]:
+    def rotate_vectors(self, x: Float[Tensor, "*B H N d"], positions: Positions) -> Float[Tensor, "*B H N d"]:
         if self.vectors is not None:
             rotate = self._rotate_one_plane if self.vectors.shape[-1] == 2 else self._rotate_planes
             return rotate(x, positions)
@@ -357,7 +366,7 @@ class GRAPE(_VectorRotation, name="grape"):
         basis = torch.matrix_exp(weight - weight.mT).to(x.dtype)
         return rotate_by(x @ basis, phases, "interleaved") @ basis.mT
 
-    def _rotate_one_plane(self, x: Float[Tensor, "B H N d"], positions: Positions) -> Float[Tensor, "B H N d"]:
+    def _rotate_one_plane(self, x: Float[Tensor, "*B H N d"], positions: Positions) -> Float[Tensor, "*B H N d"]:
         assert self.vectors is not None
         a, b = self.vectors.to(torch.float64).unbind(-1)
         aa, bb, ab = (a * a).sum(-1), (b * b).sum(-1), (a * b).sum(-1)
@@ -369,7 +378,7 @@ class GRAPE(_VectorRotation, name="grape"):
         u, v = (x * a).sum(-1, keepdim=True), (x * b).sum(-1, keepdim=True)
         return x + first * (a * v - b * u) + second * (ab * (a * v + b * u) - bb * a * u - aa * b * v)
 
-    def _rotate_planes(self, x: Float[Tensor, "B H N d"], positions: Positions) -> Float[Tensor, "B H N d"]:
+    def _rotate_planes(self, x: Float[Tensor, "*B H N d"], positions: Positions) -> Float[Tensor, "*B H N d"]:
         span, generator = self.compress_generators()
         rotation = torch.matrix_exp(positions.to(torch.float64)[..., None, :, None, None] * generator.unsqueeze(-3))
         projected = x @ span.to(x.dtype)

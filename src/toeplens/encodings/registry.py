@@ -160,7 +160,8 @@ def build(
     is_combined = len(parts) > 1
     encoding_class, label = get(name), canonical_name(name)
     known = dict.fromkeys(parts) if is_combined else encoding_class.options()
-    types = options_given.get("layer_types") or ()  # each layer type is a further option; there may be unused ones
+    types = options_given.get("layer_types")  # each layer type is a further option; there may be unused ones
+    types = types if isinstance(types, Sequence) else ()
     for option, value in options_given.items():
         if option not in types and not ("layer_types" in known and isinstance(value, Mapping)):
             choose(f"option of encoding {label!r}", option, known)

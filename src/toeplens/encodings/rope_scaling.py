@@ -353,7 +353,7 @@ class YaRN(ScaledRoPE, name="rope-yarn"):
     ``beta_fast`` 32, ``beta_slow`` 1 and the factor 0.1 ln s + 1 of queries and keys are the paper's. The ramp between
     the two rotation counts is linear in the pair's index, as in the paper's code and in transformers; in the paper it
     is linear in the number of rotations. ``factor`` s is ``max_position_embeddings`` /
-    ``original_max_position_embeddings``. Either may be omitted; without both, s is 4 (our choice).
+    ``original_max_position_embeddings``. Either may be omitted; without both, s is about 4 (our choice).
     """
 
     citation = "Peng et al. 2023, arXiv 2309.00071"

@@ -94,8 +94,8 @@ _SHARED_ROTATION_METHODS = ("rotate", "frequencies_at", "phases", "tables", "_ro
 
 
 def rotate_pairs(
-    x: Float[Tensor, "B H N d"], cos: Float[Tensor, "*#B #H N n"], sin: Float[Tensor, "*#B #H N n"], pairing: Pairing
-) -> Float[Tensor, "B H N d"]:
+    x: Float[Tensor, "*B H N d"], cos: Float[Tensor, "*#B #H N n"], sin: Float[Tensor, "*#B #H N n"], pairing: Pairing
+) -> Float[Tensor, "*B H N d"]:
     """Rotate the pairs of ``x`` (d = 2n) by the angles with the given cosines and sines, in their precision."""
     wide = x.to(cos.dtype)
     if pairing == "interleaved" and not torch.compiler.is_compiling():
@@ -118,7 +118,7 @@ def join_pairs(a: Float[Tensor, "*B n"], b: Float[Tensor, "*B n"], pairing: Pair
     return torch.cat((a, b), dim=-1) if pairing == "half" else torch.stack((a, b), dim=-1).flatten(-2)
 
 
-def rotate_by(x: Float[Tensor, "B H N d"], phases: Float[Tensor, "*#B #H N n"], pairing: Pairing) -> Tensor:
+def rotate_by(x: Float[Tensor, "*B H N d"], phases: Float[Tensor, "*#B #H N n"], pairing: Pairing) -> Tensor:
     """Rotate the pairs of ``x`` by angles in float64; their cosines and sines are applied in at least float32."""
     wide = kit.wide_dtype(x.dtype)
     return rotate_pairs(x, phases.cos().to(wide), phases.sin().to(wide), pairing)
@@ -156,12 +156,14 @@ class Rotary(PositionalEncoding):
         """Cosines and sines of the phases, times ``magnitude``, in float32 or, for float64 input, float64."""
         phases = self.phases(positions, frequencies)
         wide = kit.wide_dtype(dtype)
-        return (phases.cos() * self.magnitude).to(wide), (phases.sin() * self.magnitude).to(wide)
+        return self._mask((phases.cos() * self.magnitude).to(wide), (phases.sin() * self.magnitude).to(wide))
+
+    def _mask(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        mask = self.frequency_mask
+        return (cos, sin) if mask is None else mask.mask_tables(cos, sin, self.num_heads)
 
     def _rotate_vectors(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
         width = 2 * self.frequencies.shape[-1]
-        if self.frequency_mask is not None:
-            tables = self.frequency_mask.mask_tables(*tables, self.num_heads)
         if width == x.shape[-1]:
             return rotate_pairs(x, *tables, self.pairing)
         if x.shape[-1] < self.first + width or (self.first and x.shape[-1] > self.first + width):
@@ -205,8 +207,11 @@ class Rotary(PositionalEncoding):
 def with_frequency_mask(encoding: Rotary, mask: FrequencyMask) -> Rotary:
     """A copy of ``encoding`` with a `FrequencyMask`, which replaces any earlier one; parameters are shared.
 
-    Effects other than rotating pairs (a decay, a map, a second copy of a pair) are unchanged.
+    Effects other than rotating pairs (a decay, a map, a second copy of a pair) are unchanged. Raises `InputError` for
+    an encoding that is not `Rotary`.
     """
+    if not isinstance(encoding, Rotary):
+        raise invalid("encoding", "be a Rotary encoding, to have a frequency mask", got=type(encoding).__name__)
     mask.check(encoding.frequencies.shape[-1], encoding.num_heads)
     masked = copy.copy(encoding)
     masked.frequency_mask = mask
@@ -358,11 +363,11 @@ class MLA(Rotary, name="mla"):
         return self.head_dim + self.rotary_dim
 
     def tables(self, positions: Positions, frequencies: Frequencies, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        cos, sin = super().tables(positions, frequencies, dtype)
         if self.phase_table == "rotation":
-            return cos, sin
-        table = torch.cat((sin, cos), dim=-1)
-        return table[..., 1::2], table[..., 0::2]
+            return super().tables(positions, frequencies, dtype)
+        phases = self.phases(positions, frequencies)
+        table = torch.cat((phases.sin(), phases.cos()), dim=-1).to(kit.wide_dtype(dtype))
+        return self._mask(table[..., 1::2], table[..., 0::2])
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "H n D"] | None:
         """The rotary part's kernel; None for the released table, which has none."""
@@ -458,9 +463,9 @@ class RopeBands(PartialRoPE, name="rope-bands"):
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "H n D"]:
         """The factor of each pair's q_t conj(k_t): (1-g) + g e^(i delta theta_t), or g e^(i delta theta_t)."""
-        rotation = super().kernel(offsets)
-        gains = self.gains.unsqueeze(-1)
-        return gains * rotation if self.off == "pair" else (1 - gains) + gains * rotation
+        rotated = self.rotated_weight.mT.square()
+        kernel = rotated * super().kernel(offsets)
+        return kernel if self.off == "pair" else (1 - rotated) + kernel
 
 
 def _parse_frequencies(frequencies: float | Sequence[float], pairs: int) -> Float[Tensor, "1 n"]:

@@ -194,6 +194,10 @@ class DecoderConfig(BaseModel):
         if input_needs is not None and input_needs.coupling != "input":
             must = "be an encoding that is added at the input, such as 'sinusoidal'"
             raise invalid("input_encoding", must, got=f"{name!r}, with coupling {input_needs.coupling!r}")
+        if input_needs is not None and needs.coordinates is not None:
+            theirs = input_needs.coordinates
+            if theirs is None or not torch.equal(needs.coordinates, theirs):
+                raise invalid("input_encoding", f"use the coordinates of encoding {self.encoding!r}", name)
         if self.encoding_is_latent and self.key_value_source == "embeddings":
             raise ValueError("key_value_source must be 'layer' for latent attention, got 'embeddings'.")
         return self
@@ -232,11 +236,12 @@ def _canonical_name(value: Any) -> Any:
 
 
 class _EncodingNeeds(NamedTuple):
-    """What a configuration needs of an encoding: scale (None for 1/sqrt(dimensions of q)) and layers."""
+    """What a configuration needs of an encoding: scale (None for 1/sqrt(dimensions of q)), layers, coordinates."""
 
     scale: float | None
     layers: frozenset[int] | None
     coupling: encodings.Coupling
+    coordinates: torch.Tensor | None  # of all tokens; None for token indices
 
 
 def _encoding_needs(sizes: dict[str, Any], name: str, options: dict[str, Any]) -> _EncodingNeeds:
@@ -252,7 +257,9 @@ def _cached_needs(encoding_class: type, name: str, sizes: tuple[int, ...], optio
     parts = built.encodings() if isinstance(built, encodings.Composed) else [built]
     layers = [part.layers for part in parts if part.layers is not None]
     used_layers = frozenset().union(*layers) if layers else None
-    return _EncodingNeeds(None if built.scale == built.query_dim**-0.5 else built.scale, used_layers, built.coupling)
+    scale = None if built.scale == built.query_dim**-0.5 else built.scale
+    coordinates = None if built.axes == 1 else built.to_positions(torch.arange(built.max_len))
+    return _EncodingNeeds(scale, used_layers, built.coupling, coordinates)
 
 
 def _build_encoding(sizes: dict[str, Any], name: str, options: dict[str, Any]) -> encodings.PositionalEncoding:

@@ -38,14 +38,15 @@ class Attention(nn.Module):
         head_dim       dimensions of a head (default: d_model / num_heads)
         max_len        number of positions of position tables
         causal         mask later tokens
-        window         sliding window: number of tokens that a query sees, including itself
+        window         sliding window: number of tokens that a query sees, including itself and without padding
         softcap        bound of the logits, as in Gemma 2
         sinks          one learned attention-sink logit per head, as in gpt-oss
         bias           whether the projections have biases
         dropout        dropout rate on the attention weights
         scale          factor of q . k (default: the encoding's published one)
         embed          whether this layer adds the input vectors of the encoding, if it has any
-        options        the encoding's options
+        options        the encoding's options; one that is also an argument of the layer, such as the ``window`` of
+                       ``swin``, needs an instance (`toeplens.encodings.build`)
     """
 
     def __init__(
@@ -67,7 +68,13 @@ class Attention(nn.Module):
         embed: bool = True,
         **options: Any,
     ) -> None:
-        check_arguments(parameters(Attention.__init__), locals())
+        given, keywords = locals(), parameters(Attention.__init__)
+        if not isinstance(encoding, PositionalEncoding):
+            for name in keywords.keys() & encodings.options(encoding).keys():
+                if given[name] is not keywords[name].default:
+                    instance = f"toeplens.encodings.build({encoding!r}, ..., {name}=...)"
+                    raise InputError(f"{name} is also an option of encoding {encoding!r}: pass {instance} as encoding.")
+        check_arguments(keywords, given)
         super().__init__()
         if head_dim is None and d_model % num_heads:
             raise invalid("num_heads", f"divide d_model {d_model}, or head_dim be given", num_heads)
@@ -325,7 +332,7 @@ class Cache:
         tokens = k.shape[2]
         self.require_room(len(k), tokens)
         self.ragged = self.ragged or ragged or padding is not None
-        positions = positions if ragged else positions.expand(self.batch, *positions.shape)
+        positions = positions.expand(self.batch, *positions.shape[ragged:])
         padding = torch.zeros(self.batch, tokens, dtype=torch.bool, device=k.device) if padding is None else padding
         new: dict[str, tuple[Tensor | None, int]] = {"k": (k, 2), "v": (v, 2), "key_features": (key_features, 2)}
         new |= {"positions": (positions, 1), "padding": (padding, 1)}
