@@ -126,6 +126,11 @@ def test_reinstalling_the_models_own_position_restores_its_output(name: str, kin
             {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64},
             r"MptForCausalLM does not run with another attention function \(AttributeError: .*\), so no",
         ),
+        (
+            "DogeForCausalLM",
+            FAMILIES["Llama"][1],
+            "the attention mask that DogeForCausalLM forms has values other than",
+        ),
     ],
 )
 def test_a_model_without_the_attention_interface_is_refused_unchanged(

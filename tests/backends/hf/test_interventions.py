@@ -273,6 +273,7 @@ def test_a_head_is_changed_once_and_encoder_decoders_need_a_stack_name() -> None
         ({}, "bands, speed, bias, attention or output must be set"),
         ({"speed": 0.0, "output": "zero"}, "speed and output must not both be set"),
         ({"heads": (0,), "groups": (0,), "speed": 0.0}, "heads and groups must not both be set"),
+        ({"heads": 3, "speed": 0.0}, "heads must be whole numbers in a tuple, got 3"),
         ({"bands": FrequencyMask(heads=(0,))}, "bands must not have heads"),
         ({"speed": float("nan")}, "speed must be from .*, got nan"),
     ],
@@ -280,6 +281,35 @@ def test_a_head_is_changed_once_and_encoder_decoders_need_a_stack_name() -> None
 def test_incompatible_changes_are_refused_immediately(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=f"^{sentence}"):
         Change(layer=0, **fields)
+
+
+def test_attention_weights_are_refused() -> None:
+    """Those of a configuration are left out."""
+    model = tiny("LlamaForCausalLM", **manual_changes.LLAMA, attn_implementation="eager", output_attentions=True)
+    with intervene(model, Change(layer=0, speed=0.0)):
+        with pytest.raises(InputError, match=r"^output_attentions must not be set inside `intervene`"):
+            model(**INPUTS, output_attentions=True)
+        assert model(**INPUTS).attentions is None
+    assert len(model(**INPUTS).attentions) == 2
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_compiled_model_runs_uncompiled(in_place: bool) -> None:
+    from torch._dynamo import eval_frame
+
+    model, change = tiny("LlamaForCausalLM", **manual_changes.LLAMA), Change(layer=0, heads=(1,), speed=0.0)
+    with intervene(model, change):
+        expected = manual_changes.logits(model)
+    if in_place:
+        model.compile(backend="eager")
+    else:
+        model.forward = torch.compile(model.forward, backend="eager")
+    before = full_state(model)
+    assert len(calls_in(model)) == 2
+    with intervene(model, change):
+        assert torch.equal(manual_changes.logits(model), expected)
+    assert full_state(model) == before
+    assert eval_frame._stance.stance == "default"
 
 
 def test_a_key_cache_is_refused_and_other_models_are_unaffected() -> None:

@@ -15,7 +15,7 @@ from tests.backends.hf.models import tiny
 from toeplens.backends.hf.replay import ReplayedPasses
 from toeplens.studies import auditing
 from toeplens.studies.auditing import Audit, audit, measuring
-from toeplens.studies.auditing.record import PARTS
+from toeplens.studies.auditing.record import PARTS, model_identity
 from toeplens.utils import InputError
 
 SIZES = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
@@ -83,6 +83,16 @@ def test_an_interrupted_audit_is_resumed_layer_by_layer(
     assert again < work_counts["passes"]  # the first layer's heads were not silenced again
     auditing.save_audit(actual, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"audit.json", "heads.csv", "heads.parquet"}
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.ao
+@pytest.mark.parametrize("kind", ["quantised", "offloaded"])
+def test_a_model_with_unreadable_weights_is_not_resumed(model: Any, kind: str) -> None:
+    other = copy.deepcopy(model).to("meta")
+    if kind == "quantised":
+        other = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear})
+    with pytest.raises(InputError, match=r"^keep must not be set for a model whose weights cannot be read"):
+        model_identity(other, None)
 
 
 def test_foreign_or_damaged_cache_files_are_not_used(

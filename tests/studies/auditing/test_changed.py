@@ -36,7 +36,7 @@ def test_later_layers_read_the_changed_output(model: Any) -> None:
         edited.model.layers[0].self_attn.o_proj.weight[:, 2 * width : 3 * width] = 0
     actual, expected, intact = (
         audit(each, TOKENS, effects="none", changes=changes)
-        for each, changes in ((model, [ZERO]), (edited, []), (model, []))
+        for each, changes in ((model, ZERO), (edited, []), (model, []))
     )
     assert measured_values(actual, 0) == pytest.approx(measured_values(intact, 0))
     assert measured_values(actual, 1) == pytest.approx(measured_values(expected, 1), abs=1e-5)
@@ -51,6 +51,7 @@ def test_later_layers_read_the_changed_output(model: Any) -> None:
     ("options", "said"),
     [
         ({"changes": [ZERO], "effects": "exact"}, "^changes and effects must not both be set"),
+        ({"changes": [3]}, "^changes must be Change objects or texts, got 3"),
         ({"changes": [Change(layer=7, output="zero")], "effects": "none"}, "^layer must be from 0 to "),
         (
             {"changes": [Change(layer=0, bands=FrequencyMask(freeze=(99,)))], "effects": "none"},

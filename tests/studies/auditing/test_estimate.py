@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.architectures.models import small_model
 from tests.backends.hf.test_load import LLAMA, random_model, save_checkpoint
 from tests.backends.hf.test_offload import bound
 
@@ -44,6 +45,9 @@ def test_more_work_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
         )
     ]
     assert sorted(set(seconds)) == seconds
+    wide = LoadedModel(random_model("LlamaForCausalLM", **MODEL | {"hidden_size": 256, "num_attention_heads": 32}))
+    bands, exact = (estimated((1, 128), wide, effects=name).seconds for name in ("bands", "exact"))
+    assert bands < exact, "8 bands of a layer, and 32 heads"
     none, more, longer = (estimated(size, effects="none") for size in ((1, 128), (3, 128), (1, 384)))
     assert none.seconds < more.seconds < longer.seconds, "attention grows with the square of the length"
     assert none.memory < more.memory == longer.memory
@@ -53,13 +57,14 @@ def test_a_products_speed_is_measured() -> None:
     assert 1e8 < estimate._measure_speed(torch.device("cpu"), torch.float32) < 1e13
 
 
-def test_an_encoder_decoder_has_no_estimate() -> None:
+def test_unequal_layers_and_an_encoder_decoder_have_no_estimate() -> None:
     sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2, "vocab_size": 40}
+    different = LoadedModel(small_model("dots3_note_text"))  # layers of two kinds
     loaded = LoadedModel(random_model("T5ForConditionalGeneration", **sizes))
-    context = AuditContext(
-        loaded, AuditOptions(), given_tokens([[1, 2]], 1, None), {}, None, (), AuditCache(None, {}), lambda *_: None
-    )
-    assert estimate_audit(context) is None
+    tokens = given_tokens([[1, 2]], 1, None)
+    for each in (loaded, different):
+        work = AuditContext(each, AuditOptions(), tokens, {}, None, (), AuditCache(None, {}), lambda *_: None)
+        assert estimate_audit(work) is None
 
 
 def test_a_long_audit_and_one_from_disk_say_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,6 +136,34 @@ def test_lists_arrays_tensors_and_files_are_equivalent(tmp_path: Path) -> None:
     assert cut.about["tokens"] == 12
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("tensors", ["pt", None])
+def test_the_output_of_a_tokenizer_is_token_ids(side: str, tensors: str | None) -> None:
+    encode, texts = tokenizer(), ["apple dog river sea sun apple dog", "sea sun moon"]
+    encode.padding_side, encode.pad_token = side, "<s>"
+    model = tiny("LlamaForCausalLM", **GROUPED | {"vocab_size": 700})
+    encoded = encode(texts, padding=True, return_tensors=tensors, return_token_type_ids=True)
+    actual, expected = (audit(model, data) for data in (encoded, encode(texts)["input_ids"]))
+    assert actual.heads == expected.heads
+    assert actual.about["lengths"] == [8, 5]
+    assert audit(model, encode(texts[1]), effects="none").about["tokens"] == 5
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"token_type_ids": [[0, 0, 1]]}, "^tokens must have no inputs besides .*, got token_type_ids"),
+        ({"pixel_values": torch.zeros(1, 2, 2)}, "^tokens must have no inputs besides .*, got pixel_values"),
+        ({"attention_mask": [[1, 0, 1]]}, "^attention_mask must be 1 at the tokens"),
+        ({"attention_mask": [[1, 1, 1], [1, 1, 1]]}, "^attention_mask must be 1 at the tokens"),
+        ({"attention_mask": torch.zeros(1, 3)}, "^attention_mask must be 1 at the tokens"),
+    ],
+)
+def test_other_output_of_a_tokenizer_is_refused(data: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        audit(model_of("Llama"), {"input_ids": [[3, 4, 5]]} | data)
+
+
 def test_a_shorter_text_is_read_at_its_own_length() -> None:
     model, long, short = tiny("LlamaForCausalLM", **GROUPED | {"vocab_size": 700}), "apple dog river " * 30, "sea sun"
     texts = {"long": long, "short": short}

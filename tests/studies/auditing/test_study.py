@@ -190,30 +190,13 @@ def test_spectrum_ends_of_known_kernels_are_eigenvalues(size: int, monkeypatch: 
     assert Audit.from_dict(json.loads(json.dumps(actual.to_dict()))) == actual
 
 
-def test_effects_match_zeroing_each_head() -> None:
-    """Of all sequences together, by passes in which the projection is fed 0 in place of a head."""
-    model, actual = model_of("Llama"), audit_of("Llama")
-
-    def loss(layer: int, head: int, gain: float) -> float:
-        def scale(module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor]:
-            z = args[0].clone()
-            z[..., 8 * head : 8 * head + 8] *= gain
-            return (z,)
-
-        handle = model.model.layers[layer].self_attn.o_proj.register_forward_pre_hook(scale)
-        with torch.no_grad():
-            logits = model(input_ids=TOKENS).logits[:, :-1].double()
-        handle.remove()
-        return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), TOKENS[:, 1:].flatten()))
-
-    assert actual.effect == "loss"
-    assert actual.baseline == pytest.approx(loss(0, 0, 1.0), abs=1e-5)
-    exact = audit(model, TOKENS, layers=[1])
+def test_layers_can_be_selected_and_deposits_sum_effects() -> None:
+    exact, whole = audit(model_of("Llama"), TOKENS, layers=[1]), audit_of("Llama")
+    assert (exact.effect, exact.baseline) == ("loss", whole.baseline)
     assert [head.layer for head in exact.heads] == [1] * 4
-    for head in range(4):
-        head_result = exact.heads[head]
-        assert head_result.effect == pytest.approx(loss(1, head, 0.0) - loss(1, head, 1.0), abs=1e-5)
-        assert head_result.effect_low <= head_result.effect <= head_result.effect_high
+    for head, same in zip(exact.heads, whole.heads[4:], strict=True):
+        assert head.effect == pytest.approx(same.effect, abs=1e-5)
+        assert head.effect_low <= head.effect <= head.effect_high
     drops = np.clip([head.effect or 0.0 for head in exact.heads], 0, None)
     deposit = exact.layers[0].deposit
     assert deposit["helps"] == pytest.approx(drops.sum())
@@ -281,6 +264,20 @@ def test_own_runs_are_audited_like_pretrained_models(own_run: Run) -> None:
         audit(own_run, "text")
 
 
+def test_only_requested_layers_of_a_run_are_ablated(own_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay, copies = DecoderSource.replay, list[tuple[int, int]]()
+
+    def count(self: Any, state: Any, gains: Tensor, *args: Any) -> Tensor:
+        copies.append((state.layer, len(gains.unique(dim=0))))
+        return replay(self, state, gains, *args)
+
+    whole = audit(own_run, sequences=20)
+    monkeypatch.setattr(DecoderSource, "replay", count)
+    heads = audit(own_run, sequences=20, layers=(1,)).heads
+    assert heads == tuple(head for head in whole.heads if head.layer == 1)
+    assert copies == [(1, 1), (0, 1), (1, 4)]
+
+
 def test_records_and_tables_round_trip(tmp_path: Path) -> None:
     actual = audit_of("Llama")
     auditing.save_audit(actual, tmp_path / "a")
@@ -311,6 +308,13 @@ def test_records_and_tables_round_trip(tmp_path: Path) -> None:
         (None, {"max_tokens": 10**6}, "max_tokens must be at most .*, got 1000000"),
         (TOKENS, {"effects": "some"}, "got 'some'"),
         (TOKENS, {"effects": "exact", "heads": [4]}, r"^heads must be from 0 to 3, got 4\."),
+        (TOKENS, {"effects": "exact", "heads": (-1, 2)}, r"^heads must be from 0 to 3, got -1\."),
+        (TOKENS, {"effects": "exact", "heads": (1.5,)}, r"^heads must be whole numbers in a tuple, got \(1\.5,\)"),
+        (TOKENS, {"layers": 1}, "^layers must be whole numbers in a tuple, got 1"),
+        (TOKENS, {"layers": ()}, "^layers must have at least one entry, got none"),
+        (TOKENS, {"dtype": "float64"}, r"^dtype must not be set for a model object, .* Use model\.to"),
+        (TOKENS, {"device": "nonsense"}, "^device must not be set for a model object"),
+        (TOKENS, {"memory": "1G"}, "^memory must not be set for a model object"),
     ],
 )
 def test_invalid_input_is_refused(data: Any, options: dict[str, Any], said: str) -> None:
@@ -321,6 +325,13 @@ def test_invalid_input_is_refused(data: Any, options: dict[str, Any], said: str)
 def test_models_load_from_directories_or_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"model must be .*, got a Linear"):
         audit(torch.nn.Linear(2, 2))
+
+    class Tuned(torch.nn.Module):
+        def get_base_model(self) -> Any:  # as of the package peft
+            return model_of("Llama")
+
+    with pytest.raises(InputError, match=r"; its get_base_model\(\) is one, got a Tuned"):
+        audit(Tuned())
     model_of("Llama").save_pretrained(tmp_path)
     made = audit(tmp_path, TOKENS, effects="none")
     assert [head.positional for head in made.heads] == [head.positional for head in audit_of("Llama").heads]

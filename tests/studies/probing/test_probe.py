@@ -144,6 +144,8 @@ def test_invalid_probes_are_refused(model: Path, tmp_path: Path) -> None:
         probe(str(model), TEXT, changes=[Change(layer=0, output="mean")], sizes=SIZES, device="cpu")
     with pytest.raises(InputError, match=r"seed must be .*, got -1"):
         probe(str(model), TEXT, sizes=SIZES, device="cpu", seed=-1)
+    with pytest.raises(InputError, match="lengths must be numbers from 64 to 1048576 in a tuple, got 64"):
+        ProbeSizes(lengths=64)  # type: ignore[arg-type]
     weights = load_file(shutil.copytree(model, tmp_path / "copy") / "model.safetensors")
     weights.pop("lm_head.weight")
     save_file(weights, tmp_path / "copy" / "model.safetensors", {"format": "pt"})

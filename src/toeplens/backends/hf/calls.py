@@ -139,14 +139,14 @@ def prove(
     far_out = output_error / (largest_output or 1.0)
     dtype, size = str(widest).removeprefix("torch."), f"{logit:,.0f}" if logit >= 100 else f"{logit:.3g}"
     coarse = f" in {dtype}" if unit > _FLOAT32 else ""
-    hint = f"; try --dtype float32 instead of {dtype}" if coarse else ""
+    hint = "; use a model in float32 (--dtype float32)" if coarse else ""
     if not largest_output < torch.inf:
         location = f"from logits up to {size} in {dtype}{hint}"
         raise InputError(f"model: the attention of {name} has values that are not finite, {location}.")
     if undecided > 0.5:
         halved = f"rounding may halve the largest weight of {100 * undecided:.0f}% of its queries"
         coarse = f"{dtype} is too coarse for the attention of {name}. Its logits are up to {size}"
-        raise InputError(f"model: {coarse}: {halved}. Use --dtype float32 (or a model in float32).")
+        raise InputError(f"model: {coarse}: {halved}. Use a model in float32 (--dtype float32).")
     if not share <= 1:
         weights_differ = "" if weight_error is None else f"its weights differ by {weight_error:.1e} and "
         raise attention_error(

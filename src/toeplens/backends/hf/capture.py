@@ -25,7 +25,6 @@ from toeplens.backends.hf.rotation import Rotation, capture_equal_tokens, find_r
 from toeplens.encodings.attention import AttentionComponents, attention_components
 from toeplens.lens.kit.terms import NotSeparable
 from toeplens.utils import InputError
-from toeplens.utils.machine import is_out_of_memory
 
 _CACHE_INPUTS = ("past_key_values", "cache_params")  # inputs that would contain the keys of all layers
 _SHARE_POSITIONS = 256  # positions whose logits are computed to measure how much the offset explains
@@ -565,7 +564,8 @@ def capture_and_compare(model: Any, inputs: Mapping[str, Any], on_layer: Callabl
             difference = hf.relative_difference(output, _plain_output(model, inputs))
     if not difference <= allowed:
         dtype_name = str(dtype).removeprefix("torch.")
-        coarse = "" if dtype_name.endswith(("32", "64")) else f" ({dtype_name} rounds coarsely: use --dtype float32)"
+        advice = f"; {dtype_name} rounds coarsely, use a model in float32 (--dtype float32)"
+        coarse = "" if dtype_name.endswith(("32", "64")) else advice
         reason = f"its reproduced outputs differ by {difference:.1e} (relative), at most {allowed:.0e} is allowed"
         raise InputError(f"model: {type(model).__name__} was not understood: {reason}{coarse}.")
     return difference
@@ -592,18 +592,12 @@ def _fork_rng(model: Any) -> AbstractContextManager[None]:
 
 
 def _plain_output(model: Any, inputs: Mapping[str, Any]) -> Tensor:
-    try:
-        with _fork_rng(model):
-            return _first_tensor(model(**inputs))
-    except Exception as error:
-        if is_out_of_memory(error) or not hf.is_library_error(error):
-            raise
-        length = max((x.shape[1] for x in inputs.values() if isinstance(x, Tensor) and x.ndim > 1), default=0)
-        limits = {name: getattr(model.config, name, None) for name in _LENGTH_FIELDS}
-        exceeded = [f"{name} = {x}" for name, x in limits.items() if isinstance(x, int) and 0 < x < length]
-        hint = f" (a sequence has {length} tokens, and its configuration says {exceeded[0]})" if exceeded else ""
-        reason = f"{hf.error_summary(error)}{hint}"
-        raise InputError(f"model: {type(model).__name__} does not run on this input: {reason}.") from error
+    length = max((x.shape[1] for x in inputs.values() if isinstance(x, Tensor) and x.ndim > 1), default=0)
+    limits = {name: getattr(model.config, name, None) for name in _LENGTH_FIELDS}
+    exceeded = [f"{name} = {x}" for name, x in limits.items() if isinstance(x, int) and 0 < x < length]
+    hint = f" (a sequence has {length} tokens, and its configuration says {exceeded[0]})" if exceeded else ""
+    with hf.library_errors(f"model: {type(model).__name__} does not run on this input: {{}}{hint}."), _fork_rng(model):
+        return _first_tensor(model(**inputs))
 
 
 def _last_logits_entries(model: Any) -> Iterator[hf.PatchEntry]:

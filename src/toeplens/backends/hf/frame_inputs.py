@@ -16,9 +16,8 @@ from torch import Tensor
 
 from toeplens.backends.hf.capture import capture_attention
 from toeplens.backends.hf.load import LoadedModel, open_model
-from toeplens.backends.hf.model import device_of, error_summary, is_library_error
+from toeplens.backends.hf.model import device_of, library_errors
 from toeplens.utils import InputError, invalid
-from toeplens.utils.machine import is_out_of_memory
 
 _MASKS = "attention_mask"
 _NUMBER_BYTES = 6  # bytes of the first frame number
@@ -88,15 +87,8 @@ def _count_frames(model: Any, tensors: Mapping[str, Tensor]) -> int:
     """The number of queries of the first attention, from a pass over the first sequence."""
     counts: list[int] = []
     sample = {name: x[:1].to(device_of(model)) for name, x in tensors.items()}
-    try:
+    with library_errors(f"model: {type(model).__name__} does not run on this input: {{}}."):
         capture_attention(model, sample, lambda call: counts.append(call.q.shape[2]))
-    except InputError:
-        raise
-    except Exception as error:
-        if is_out_of_memory(error) or not is_library_error(error):
-            raise
-        summary = error_summary(error)
-        raise InputError(f"model: {type(model).__name__} does not run on this input: {summary}.") from error
     if counts[0] < 2:
         raise InputError("inputs must give at least 2 frames, got 1.")
     return counts[0]

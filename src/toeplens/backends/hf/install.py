@@ -69,15 +69,15 @@ def _recording(model: Any) -> Iterator[_CallRecorder]:
 
 def _first_output(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     """The model's first output. Raises `InputError` if its attention cannot be replaced by another function."""
-    try:
-        return model(**inputs)[0]
-    except InputError:
-        raise
-    except Exception as error:
-        if is_out_of_memory(error) or not hf.is_library_error(error):
-            raise
-        reason = f"{type(model).__name__} does not run with another attention function ({hf.error_summary(error)})"
-        raise _not_installable(reason) from error
+    kind = type(model).__name__
+    with hf.library_errors(str(_not_installable(f"{kind} does not run with another attention function ({{}})"))):
+        try:
+            return model(**inputs)[0]
+        except InputError as error:
+            if error.name != "attention_mask":  # only the model has formed one
+                raise
+            values = "values other than 0 (visible) and the lowest number of its dtype (masked)"
+            raise _not_installable(f"the attention mask that {kind} forms has {values}") from None
 
 
 def _example_inputs(model: Any) -> dict[str, Tensor]:

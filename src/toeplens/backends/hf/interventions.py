@@ -29,7 +29,15 @@ from toeplens.backends.hf.attention import AttentionFunction, at_rows, blocks
 from toeplens.backends.hf.calls import AttentionCall, AttentionKind, CallKey, Side
 from toeplens.backends.hf.capture import capture_and_compare, capture_attention
 from toeplens.backends.hf.load import LoadedModel
-from toeplens.backends.hf.model import NO_OBSERVER, OBSERVER, error_summary, is_library_error, require_pretrained
+from toeplens.backends.hf.model import (
+    NO_OBSERVER,
+    OBSERVER,
+    error_summary,
+    is_library_error,
+    patched,
+    require_pretrained,
+    uncompiled_entries,
+)
 from toeplens.backends.hf.rotation import as_complex, phasor
 from toeplens.encodings import FrequencyMask
 from toeplens.lens.kit.interventions import donors
@@ -107,6 +115,9 @@ class Change:
         for name, options in (("side", Side), ("attention", LogitPart), ("output", OutputChange)):
             if (value := getattr(self, name)) is not None:
                 choose(name, value, get_args(options))
+        for name in ("heads", "groups"):
+            if not isinstance(getattr(self, name), Collection | None):
+                raise invalid(name, "be whole numbers in a tuple", getattr(self, name))
         if self.heads is not None and self.groups is not None:
             raise InputError("heads and groups must not both be set.")
         if self.bands is not None and self.bands.heads is not None:
@@ -382,14 +393,16 @@ def intervene(model: Any, changes: Sequence[Change] | Change) -> Iterator[None]:
 
     Each attention call is decomposed and verified on its own input as in an audit, and the outputs of the changed heads
     are computed from the parts (`changed_outputs`); all others are the model's own. Several changes of one call must
-    affect different heads. Nested contexts combine their changes. Passes have no gradients and no key cache.
+    affect different heads. Nested contexts combine their changes. Passes have no gradients and no key cache, return no
+    attention weights, and run compiled models uncompiled.
 
     Arguments
         model    a `transformers.PreTrainedModel`
         changes  the changes; may be empty
 
     A pass raises `InputError` as `capture_attention` does, if what is to be changed does not exist (a layer, heads, a
-    bias), for tokens or positions without vectors, and if it is run inside another captured or changed pass.
+    bias), for ``output_attentions``, for tokens or positions without vectors, and if it is run inside another captured
+    or changed pass.
     """
     require_pretrained(model)
     active: list[tuple[Change, ...]] | None = getattr(vars(model).get("forward"), _CHANGES_ATTRIBUTE, None)
@@ -418,6 +431,8 @@ def _patched_forward(model: Any) -> Iterator[list[tuple[Change, ...]]]:
             location = "inside another pass that is analyzed or changed. Give the changes to that pass"
             raise InputError(f"model: {type(model).__name__} must not run with `intervene` {location}.")
         inputs = dict(zip(inspect.signature(original).parameters, args, strict=False)) | kwargs
+        if any(active) and inputs.get("output_attentions"):
+            raise InputError("output_attentions must not be set inside `intervene`, which has no changed weights.")
         changed = ChangedOutputs(list(chain(*active)))
         running.append(changed)
         try:
@@ -440,7 +455,8 @@ def _patched_forward(model: Any) -> Iterator[list[tuple[Change, ...]]]:
     setattr(forward, _CHANGES_ATTRIBUTE, active)
     model.forward = forward
     try:
-        yield active
+        with patched(uncompiled_entries()):
+            yield active
     finally:
         if was_patched:
             model.forward = original

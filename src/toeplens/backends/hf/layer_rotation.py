@@ -11,12 +11,10 @@ from torch import Tensor
 from toeplens.backends.hf.calls import AttentionCall, Side
 from toeplens.backends.hf.capture import capture_attention
 from toeplens.backends.hf.load import open_model
-from toeplens.backends.hf.model import device_of, error_summary, is_library_error, tolerance
+from toeplens.backends.hf.model import device_of, library_errors, tolerance
 from toeplens.encodings.rotary import Pairing
 from toeplens.lens import RotaryPairs
 from toeplens.utils import InputError, choose, invalid
-from toeplens.utils.errors import ToeplensError
-from toeplens.utils.machine import is_out_of_memory
 
 _TOKENS = 64  # tokens of the pass (default)
 _MAGNITUDE_ROUNDING = 1e-5  # a magnitude this close to 1 is 1, or closer than its dtype's rounding
@@ -48,14 +46,11 @@ def read_rotation(model: Any, layer: int, tokens: Int[Tensor, "*_B N"] | None, s
             if call.layer == layer:
                 raise _LayerReached(call)
 
-    try:
-        capture_attention(model, inputs, on_layer)
-    except _LayerReached as reached:
-        return _as_pairs(reached.args[0], model, f"layer {layer} of {name}")
-    except Exception as error:
-        if isinstance(error, ToeplensError) or is_out_of_memory(error) or not is_library_error(error):
-            raise
-        raise InputError(f"model: {name} does not run on these tokens: {error_summary(error)}.") from error
+    with library_errors(f"model: {name} does not run on these tokens: {{}}."):
+        try:
+            capture_attention(model, inputs, on_layer)
+        except _LayerReached as reached:
+            return _as_pairs(reached.args[0], model, f"layer {layer} of {name}")
     raise invalid("layer", f"be from 0 to {len(layers) - 1}, the layers of {name} with attention", layer)
 
 

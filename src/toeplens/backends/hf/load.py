@@ -260,12 +260,19 @@ def load_model(
 
 
 def open_model(model: Any, **options: Any) -> LoadedModel:
-    """Load a model by its name or directory (`load_model`); model objects and `LoadedModel` are passed through, unless
-    the encoding that the configuration says is installed is not."""
-    if isinstance(model, LoadedModel):
-        return model
+    """Load a model by its name or directory (`load_model`). Model objects and `LoadedModel` are passed through.
+
+    Raises `InputError` for a model object without the encoding that its configuration says is installed, and for
+    options of loading (``dtype``, ``device``, ``memory``, ``pickled``) that are set for one.
+    """
     if isinstance(model, str | Path):
         return load_model(str(model), **options)
+    for name, default in {"dtype": "auto", "device": "auto", "memory": None, "pickled": False}.items():
+        if options.get(name, default) != default:
+            advice = " Use model.to(...)." if name in ("dtype", "device") else ""
+            raise InputError(f"{name} must not be set for a model object, only for a name or a directory.{advice}")
+    if isinstance(model, LoadedModel):
+        return model
     entry = getattr(hf.require_pretrained(model).config, ENCODINGS, None)
     if entry is not None and HOST not in vars(model):
         encoding = f"the encoding {repr_of(entry)} of its configuration"

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from toeplens.encodings.kit import product_dtype
-from toeplens.utils import EnvironmentFailure, InputError, invalid
+from toeplens.utils import EnvironmentFailure, InputError, ToeplensError, invalid
 from toeplens.utils.machine import is_out_of_memory
 
 _MAX_NAMES = 3  # maximum names in a message
@@ -55,18 +55,25 @@ def error_summary(error: BaseException) -> str:
 
 def token_ids(tokenizer: Any, text: str, **options: Any) -> list[Any]:
     """The token ids of a text, or lists of them if the options ask for several."""
-    try:
+    with library_errors("model: its tokenizer fails on a text ({})."):
         return list(tokenizer(text, **options)["input_ids"])
-    except Exception as error:  # a tokenizer may fail in any way
-        if is_out_of_memory(error) or not is_library_error(error):
-            raise
-        raise InputError(f"model: its tokenizer fails on a text ({error_summary(error)}).") from None
 
 
 def is_library_error(error: BaseException) -> bool:
     """Whether the error was raised in a library of models or in this one, not by what a caller passed in."""
     frames = list(traceback.walk_tb(error.__traceback__))
     return bool(frames) and str(frames[-1][0].f_globals.get("__name__", "")).split(".")[0] in _LIBRARIES
+
+
+@contextmanager
+def library_errors(text: str) -> Iterator[None]:
+    """Raise `InputError` with this text and a summary of the error, at its ``{}``, for an error of a library."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ToeplensError) or is_out_of_memory(error) or not is_library_error(error):
+            raise
+        raise InputError(text.format(error_summary(error))) from error
 
 
 INSTALLED = "toeplens_seat"  # attribute of an attention module: its installed encoding (`AttentionPatch`)
@@ -112,8 +119,8 @@ def require_pretrained(model: Any) -> Any:
     """The model itself. Raises `InputError` if it is not a transformers model."""
     base = import_transformers().PreTrainedModel
     if not isinstance(model, base):
-        inner = getattr(getattr(model, "base_model", None), "model", None)  # of the package peft
-        hint = "; its base_model.model is one" if isinstance(inner, base) else ""
+        inner = getattr(model, "get_base_model", lambda: None)()  # of the package peft
+        hint = "; its get_base_model() is one" if isinstance(inner, base) else ""
         raise invalid("model", f"be a transformers.PreTrainedModel{hint}", got=f"a {type(model).__name__}")
     return model
 
@@ -231,30 +238,43 @@ def apply_patches(model: nn.Module, *changes: Iterable[PatchEntry]) -> Iterator[
     """
     with _LOCK:
         lock = _MODEL_LOCKS.setdefault(model, threading.RLock())
+    with lock, patched(chain(uncompiled_entries(), _evaluation_entries(model), *changes)):
+        yield
+
+
+@contextmanager
+def patched(entries: Iterable[PatchEntry]) -> Iterator[None]:
+    """Apply these changes and restore everything afterwards; other threads may apply the same ones."""
     keys: list[tuple[int, str]] = []
-    with lock:
-        try:
-            for mapping, name, value in chain(_evaluation_entries(model), *changes):
-                key = (id(mapping), name)
-                with _LOCK:
-                    if key not in _APPLIED:
-                        before = mapping.get(name, _ABSENT)
-                        mapping[name] = value(before)
-                        _APPLIED[key] = _AppliedPatch(mapping, before)
-                    _APPLIED[key].users += 1
-                keys.append(key)
-            yield
-        finally:
-            for key in reversed(keys):
-                with _LOCK:
-                    applied = _APPLIED[key]
-                    applied.users -= 1
-                    if applied.users == 0:
-                        del _APPLIED[key]
-                        if applied.before is _ABSENT:
-                            del applied.mapping[key[1]]
-                        else:
-                            applied.mapping[key[1]] = applied.before
+    try:
+        for mapping, name, value in entries:
+            key = (id(mapping), name)
+            with _LOCK:
+                if key not in _APPLIED:
+                    before = mapping.get(name, _ABSENT)
+                    mapping[name] = value(before)
+                    _APPLIED[key] = _AppliedPatch(mapping, before)
+                _APPLIED[key].users += 1
+            keys.append(key)
+        yield
+    finally:
+        for key in reversed(keys):
+            with _LOCK:
+                applied = _APPLIED[key]
+                applied.users -= 1
+                if applied.users == 0:
+                    del _APPLIED[key]
+                    if applied.before is _ABSENT:
+                        del applied.mapping[key[1]]
+                    else:
+                        applied.mapping[key[1]] = applied.before
+
+
+def uncompiled_entries() -> Iterator[PatchEntry]:
+    """Run compiled modules and functions as plain Python (`torch.compiler.set_stance`, which threads cannot share)."""
+    from torch._dynamo import eval_frame  # slow to import
+
+    yield eval_frame.__dict__, "_stance", lambda before: eval_frame.DynamoStance("force_eager")
 
 
 def implementation_entries(model: nn.Module, name: str) -> Iterator[PatchEntry]:
@@ -264,13 +284,14 @@ def implementation_entries(model: nn.Module, name: str) -> Iterator[PatchEntry]:
 
 
 def _evaluation_entries(model: nn.Module) -> Iterator[PatchEntry]:
-    """Evaluation mode in every module, no cache in any configuration, dict outputs, rotations without history."""
+    """Evaluation mode in every module, no cache or attention weights in any configuration, dict outputs, rotations
+    without history."""
     for module in model.modules():
         yield vars(module), "training", lambda before: False
         yield from _dynamic_rope_entries(module)
     for config in configs_of(model):
-        if "use_cache" in vars(config):
-            yield vars(config), "use_cache", lambda before: False
+        for name in {"use_cache", "_output_attentions"} & vars(config).keys():
+            yield vars(config), name, lambda before: False
         if vars(config).get("return_dict") is False:
             yield vars(config), "return_dict", lambda before: True
 

@@ -20,6 +20,8 @@ _READ_RATE = 10**9  # bytes of weights per second that are read and converted
 _SIDE = 512  # rows and columns of the matrices that measure the machine's speed
 _SAMPLE_SECONDS = 0.05  # time of their products
 _PLAIN_TOKENS = 256  # tokens of the plain pass
+_BANDS = 8  # frequency bands of a layer, at most
+_UNCHANGED = 4  # copies per layer that check the replayed passes
 _CHECKED = 40  # heads that are ablated to check an estimate
 _PASSES_OF_ESTIMATE = 11  # of forward passes: one and five backward ones
 _CANDIDATES = 4  # heads that continue after an estimate, in multiples of ``first``
@@ -51,7 +53,10 @@ def estimate_audit(work: AuditContext) -> AuditEstimate | None:
     """
     loaded, options = work.loaded, work.options
     config: Any = loaded.model.config.get_text_config(decoder=True)
-    heads, layers = (getattr(config, name, None) for name in ("num_attention_heads", "num_hidden_layers"))
+    try:
+        heads, layers = (getattr(config, name, None) for name in ("num_attention_heads", "num_hidden_layers"))
+    except RuntimeError:  # in transformers: the value differs between layers
+        return None
     if not isinstance(heads, int) or not isinstance(layers, int) or loaded.model.config.is_encoder_decoder:
         return None
     sequences, length = work.sequences.tokens.shape
@@ -69,13 +74,16 @@ def estimate_audit(work: AuditContext) -> AuditEstimate | None:
         one_pass * (1 + min(1.0, _PLAIN_TOKENS / tokens)) + tokens * analysed * heads * width * _HEAD_WORK
     ) / speed
     seconds += 2 * reading
-    per_head = heads if options.heads is None else len({*options.heads})
-    ablated = analysed * per_head if options.first is None else min(analysed * per_head, _CANDIDATES * options.first)
+    per_layer = heads if options.heads is None else len({*options.heads})
+    if options.effects == "bands":  # two more passes find the rotations and change them
+        per_layer, seconds = min(_BANDS, width // 2), 2 * seconds
+    ablated = analysed * per_layer if options.first is None else min(analysed * per_layer, _CANDIDATES * options.first)
     if options.effects == "attribution":
         ablated = min(_CHECKED, ablated)
     if options.effects == "attribution" or options.first is not None:
         seconds += _PASSES_OF_ESTIMATE * one_pass / speed + 2 * reading
     if options.effects != "none":  # half of the layers on average, and the logits
+        ablated += analysed * _UNCHANGED
         seconds += ablated * ((one_pass / 2 + 2.0 * tokens * embedding) / speed + reading / 2)
     return AuditEstimate(weights + working_memory(loaded.model.config, tokens), on_disk, seconds)
 

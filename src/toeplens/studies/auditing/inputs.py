@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from toeplens.utils.formatting import join_list
 DEFAULT_SEQUENCES, DEFAULT_TOKENS = 16, 256  # defaults
 _MAX_ID = int(np.iinfo(np.int64).max)
 _MAX_NAMED = 4  # up to this many texts are listed by name
+_ABOUT_TEXT = {"special_tokens_mask", "offset_mapping", "length", "overflow_to_sample_mapping"}  # not for the model
 Progress = Callable[[str, int, int], None]  # takes a description of the current work, the finished amount, the total
 
 
@@ -105,6 +107,29 @@ def texts_of(data: Any) -> dict[str, str] | None:
     if not isinstance(data, Mapping) or not data or not all(isinstance(text, str) for text in data.values()):
         return None
     return {str(name): text for name, text in data.items()}
+
+
+def tokens_by_name(data: Mapping[str, Any]) -> Any:
+    """The token ids in a tokenizer's output, ``input_ids``, without the padding that ``attention_mask`` hides.
+
+    Raises `InputError` for other inputs of a model, except token types that are all 0, and for masks with gaps.
+    """
+    ids, mask = data["input_ids"], data.get("attention_mask")
+    for name, x in data.items():
+        if x is None or name in {"input_ids", "attention_mask", *_ABOUT_TEXT}:
+            continue
+        if name != "token_type_ids" or any(bool(torch.as_tensor(types).any()) for types in x):
+            raise invalid("tokens", "have no inputs besides input_ids and attention_mask", got=name)
+    if mask is None or not len(ids):
+        return ids
+    rows, masks = ([x] if np.ndim(x[0]) == 0 else x for x in (ids, mask))
+    result = []
+    for row, row_mask in zip_longest(rows, masks, fillvalue=()):
+        kept = torch.as_tensor(row_mask).nonzero().flatten().tolist()
+        if not kept or len(row_mask) != len(row) or kept != [*range(kept[0], kept[-1] + 1)]:
+            raise InputError("attention_mask must be 1 at the tokens of each sequence and 0 only before or after them.")
+        result.append(row[kept[0] : kept[-1] + 1])
+    return result
 
 
 def inputs_of(model: Any, batch: Sequences) -> dict[str, Tensor]:

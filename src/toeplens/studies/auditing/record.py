@@ -18,7 +18,7 @@ from toeplens.lens import EstimateCheck
 from toeplens.studies.kit.frames import schema, table
 from toeplens.studies.kit.kernels import KernelDecay, SpectrumRange
 from toeplens.utils.cache import ResultCache
-from toeplens.utils.errors import validation_message
+from toeplens.utils.errors import InputError, validation_message
 from toeplens.utils.files import read_yaml
 from toeplens.utils.records import ApproxShare, FiniteFloat, NonNegative, NonNegativeInt, Record, StrictBool, StrictStr
 from toeplens.version import __version__
@@ -319,8 +319,12 @@ def model_identity(model: Any, name: str | None) -> Any:
         return [name, commit]
     digest = hashlib.sha256(repr(model.config).encode())
     for key, x in sorted(model.state_dict().items()):
-        digest.update(f"{key} {x.dtype} {list(x.shape)}".encode())
-        digest.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        try:
+            digest.update(f"{key} {x.dtype} {list(x.shape)}".encode())
+            digest.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        except (AttributeError, RuntimeError, TypeError):
+            must = "not be set for a model whose weights cannot be read (quantised or offloaded)"
+            raise InputError(f"keep must {must}. Give the model's directory instead of the model.") from None
     return digest.hexdigest()
 
 

@@ -85,6 +85,15 @@ def _measure_effects(
     source: DecoderSource, batches: Sequence[Any], measured: Sequence[CallRecords], method: str, cache: AuditCache
 ) -> AuditRecord:
     """The effects of the heads of the measured layers."""
+    layers = [call.layer.layer for call in measured]
+
+    def replay(state: Any, gains: Tensor, replacement: Any = None) -> Tensor:
+        """A pass of all copies; without changes in other layers, so that these run only once."""
+        gains = gains if state.layer in layers else torch.ones_like(gains)
+        return DecoderSource.replay(source, state, gains, replacement)
+
+    if method != "attribution":
+        source.replay = replay
     position = {"method": "exact", "intervention": "position"}
     options: dict[str, Any] = position if method == "position" else {"method": method}
     parts: Any = SimpleNamespace(
@@ -93,7 +102,6 @@ def _measure_effects(
     ablation = ablate_heads(source, batches, metric="loss", cumulative=False, cache=parts, **options)
     if ablation.check is not None and not ablation.check.is_reliable:
         return replace(without_effects(measured, no_effects=ablation.check.summary), check=ablation.check)
-    layers = [call.layer.layer for call in measured]
     columns = zip(ablation.drops[layers], ablation.low[layers], ablation.high[layers], strict=True)
     fields = {"effect": "loss", "method": method, "check": ablation.check}
     fields["baseline"] = finite_or_none(ablation.baseline)

@@ -124,7 +124,7 @@ def proof_text(audit: AuditRecord) -> str:
         coarsest = max(coarse, key=lambda layer: layer.undecided or 0.0)
         rounding += (
             f" In {len(coarse)} layers, this precision cannot resolve some weights (layer {coarsest.layer + 1}: "
-            f"{100 * (coarsest.undecided or 0.0):.0f}% of the queries). Use --dtype float32 for them."
+            f"{100 * (coarsest.undecided or 0.0):.0f}% of the queries). Use float32 (--dtype float32) for them."
         )
     return (
         f"{weights} Head outputs differ by at most {to_sci(max(layer.outputs for layer in audit.layers))}, relative to "

@@ -32,6 +32,7 @@ from toeplens.studies.auditing.inputs import (
     read_tokens,
     sequences_of,
     texts_of,
+    tokens_by_name,
 )
 from toeplens.studies.auditing.measuring import measure
 from toeplens.studies.auditing.record import PARTS, AuditCache, AuditRecord, CallRecords, model_identity
@@ -76,10 +77,10 @@ def audit(
         model        a `transformers.PreTrainedModel`; a directory that holds one, or its name on the hub; or a finished
                      `toeplens.training.Run` or its directory, which is audited on examples of its test set
         data         token ids [B, N] or [N] (tensor, array or lists, which may differ in length); one or several texts,
-                     as a string, a list or by name; or tensors by name, as ``forward`` takes them (`as_tokens`).
-                     (default: random tokens whose second half repeats the first.) The decoder of an encoder-decoder
-                     reads the encoder's tokens shifted by one. Several texts contribute equally many sequences if
-                     possible, and intervals are then over texts
+                     as a string, a list or by name; the output of a tokenizer, with ``input_ids``; or other tensors by
+                     name, as ``forward`` takes them (`as_tokens`). (default: random tokens whose second half repeats
+                     the first.) The decoder of an encoder-decoder reads the encoder's tokens shifted by one. Several
+                     texts contribute equally many sequences if possible, and intervals are then over texts
         tokenizer    tokenizer for texts (default: the model's own)
         keep         directory of the audit. Finished layers and effects are saved there until
                      `toeplens.studies.auditing.save_audit` writes the audit, so an interrupted audit can be resumed
@@ -110,6 +111,8 @@ def audit_with(
 
         options.check_run(data=data, tokenizer=tokenizer)
         return audit_run(model, options, directory, report)
+    if isinstance(data, Mapping) and not isinstance(data.get("input_ids"), str | None):
+        data = tokens_by_name(data)
     loading = {name: getattr(options, name) for name in ("dtype", "device", "memory", "pickled")}
     loaded = open_model(model, **loading, tokens=expected_tokens(data, options), on_progress=report)
     changes = resolve_changes(loaded, options.changes)
@@ -202,8 +205,8 @@ def audit_in(
 def _check_heads(options: AuditOptions, counts: Sequence[int]) -> None:
     """Raise `InputError` for heads that no call has, and for more heads than there are."""
     max_heads, heads = max(counts, default=0), options.heads
-    if heads is not None and not 0 <= min(heads) <= max(heads) < max_heads:
-        raise InvalidTarget("heads", max(heads), max_heads)
+    if missing := [head for head in heads or () if not 0 <= head < max_heads]:
+        raise InvalidTarget("heads", missing[0], max_heads)
     num_heads = sum(count if heads is None else len({*heads}) for count in counts)
     if options.first is not None and options.first > num_heads:
         raise invalid("first", f"be at most {num_heads}, the number of heads", options.first)

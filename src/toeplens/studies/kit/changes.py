@@ -15,7 +15,7 @@ from toeplens.backends.hf import AttentionCall, Change, capture_attention
 from toeplens.backends.hf.calls import CallKey
 from toeplens.backends.hf.interventions import InvalidTarget, pairs_of
 from toeplens.backends.hf.load import LoadedModel
-from toeplens.backends.hf.model import error_summary, is_library_error
+from toeplens.backends.hf.model import library_errors
 from toeplens.encodings import FrequencyMask
 from toeplens.encodings.rotary import swap_bands
 from toeplens.utils import EnvironmentFailure, InputError, ToeplensError, invalid, repr_of
@@ -229,14 +229,9 @@ def _order_text(order: Sequence[int]) -> str:
 def report_failures(loaded: LoadedModel, task: str, advice: str) -> Iterator[None]:
     """Report a full memory, with advice, and errors of the model's libraries in one sentence."""
     try:
-        yield
-    except ToeplensError:
-        raise
+        with library_errors(f"model: the {task} of {type(loaded.model).__name__} failed: {{}}."):
+            yield
     except Exception as error:
-        if is_out_of_memory(error):
+        if is_out_of_memory(error) and not isinstance(error, ToeplensError):
             raise EnvironmentFailure(f"Out of memory on {loaded.device}{advice}") from error
-        if is_library_error(error):
-            raise InputError(
-                f"model: the {task} of {type(loaded.model).__name__} failed: {error_summary(error)}."
-            ) from error
         raise

@@ -6,8 +6,9 @@ To add one, add a field here and use it. Importing this module is fast, as ``--h
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
+from operator import index
 from typing import Annotated, Any, Literal, TypeVar
 
 from toeplens.utils import InputError, invalid, repr_of
@@ -96,19 +97,26 @@ class AuditOptions:
     seed: Annotated[int, Range(0, MAX_SEED)] = option(0, "Seed of tokens and needles (default: 0).", of_runs=True)
 
     def __post_init__(self) -> None:
-        from toeplens.studies.kit.changes import parse_change, parse_numbers
+        from toeplens.studies.kit.changes import Change, ChangeSpec, parse_change, parse_numbers
 
-        changes = tuple(parse_change(change) if isinstance(change, str) else change for change in self.changes or ())
+        changes = (self.changes,) if isinstance(self.changes, str | Change | ChangeSpec) else tuple(self.changes or ())
+        changes = tuple(parse_change(change) if isinstance(change, str) else change for change in changes)
+        if others := [change for change in changes if not isinstance(change, Change | ChangeSpec)]:
+            raise invalid("changes", "be Change objects or texts", others[0])
         object.__setattr__(self, "changes", changes)
         object.__setattr__(self, "effects", self.effects or ("none" if changes else "exact"))
         for name, value in (("layers", self.layers), ("heads", self.heads)):
             if value is not None:
-                object.__setattr__(self, name, parse_numbers(name, value) if isinstance(value, str) else tuple(value))
+                try:
+                    numbers = parse_numbers(name, value) if isinstance(value, str) else tuple(map(index, value))
+                except TypeError:
+                    raise invalid(name, "be whole numbers in a tuple", value) from None
+                if not numbers:
+                    raise InputError(f"{name} must have at least one entry, got none.")
+                object.__setattr__(self, name, numbers)
         check_fields(self)
         if self.memory is not None:
             parse_bytes("memory", self.memory)
-        if self.heads == ():
-            raise InputError("heads must have at least one entry, got none.")
         for name in ("first", "heads"):
             if getattr(self, name) is not None and self.effects not in ("exact", "position"):
                 raise InputError(f"{name} must not be set with effects {self.effects!r}; use 'exact' or 'position'.")
@@ -152,6 +160,8 @@ class ProbeSizes:
         limits = (("lengths", int, MIN_TOKENS, MAX_TOKENS), ("depths", float, 0, 1), ("words", int, 2, MAX_WORDS))
         for name, kind, low, high in limits:
             values: Any = getattr(self, name)
+            if not isinstance(values, Collection):
+                raise invalid(name, f"be numbers from {low} to {high} in a tuple", values)
             if isinstance(values, str):
                 try:
                     object.__setattr__(self, name, values := tuple(map(kind, filter(None, values.split(",")))))

@@ -370,7 +370,7 @@ def _predict_answers(
             answers[number] = Predictions(nats, right)
         report(len(answers), len(items))
         if not bool(batch.nats.isfinite().all()):
-            raise InputError("model: its outputs are not finite. Use --dtype float32.")
+            raise InputError("model: its outputs are not finite. Use a model in float32 (--dtype float32).")
     return answers
 
 
