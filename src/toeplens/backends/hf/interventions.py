@@ -32,9 +32,9 @@ from toeplens.backends.hf.load import LoadedModel
 from toeplens.backends.hf.model import (
     NO_OBSERVER,
     OBSERVER,
+    apply_entries,
     error_summary,
     is_library_error,
-    patched,
     require_pretrained,
     uncompiled_entries,
 )
@@ -455,7 +455,7 @@ def _patched_forward(model: Any) -> Iterator[list[tuple[Change, ...]]]:
     setattr(forward, _CHANGES_ATTRIBUTE, active)
     model.forward = forward
     try:
-        with patched(uncompiled_entries()):
+        with apply_entries(uncompiled_entries()):
             yield active
     finally:
         if was_patched:

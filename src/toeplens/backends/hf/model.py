@@ -238,12 +238,12 @@ def apply_patches(model: nn.Module, *changes: Iterable[PatchEntry]) -> Iterator[
     """
     with _LOCK:
         lock = _MODEL_LOCKS.setdefault(model, threading.RLock())
-    with lock, patched(chain(uncompiled_entries(), _evaluation_entries(model), *changes)):
+    with lock, apply_entries(chain(uncompiled_entries(), _evaluation_entries(model), *changes)):
         yield
 
 
 @contextmanager
-def patched(entries: Iterable[PatchEntry]) -> Iterator[None]:
+def apply_entries(entries: Iterable[PatchEntry]) -> Iterator[None]:
     """Apply these changes and restore everything afterwards; other threads may apply the same ones."""
     keys: list[tuple[int, str]] = []
     try:
