@@ -25,12 +25,12 @@ from recorded import RESULTS, RecordedStudy, record_of
 from toeplens.papers.deposit import SCALES
 from toeplens.papers.deposit.measures import (
     END,
+    end_values,
     excludes_zero,
     head_costs,
     is_in_order,
     sum_and_remainder,
     switch_effects,
-    switch_totals,
 )
 from toeplens.papers.deposit.spec import SCALE_VARIANTS, SWEEP_BASES, SWEEP_TASK, EncodingLabel, title
 from toeplens.papers.positional_symbolic.pretrained import gather
@@ -482,8 +482,9 @@ def switches() -> Iterator[str]:
     result, bases = record("laptop").results, ("nope", "relative", "rope", "mla")
     rows = [row for row in switch_effects(result, PROTOCOLS) if (row.task, row.end) == (SWEEP_TASK, "released")]
     effects = {(row.base, row.switch): row.effect("skill") for row in rows}
-    wholes = {total.base: total for total in switch_totals(result, PROTOCOLS) if total.task == SWEEP_TASK}
-    together = {base: estimate_mean(wholes[base].difference("skill")) for base in bases}
+    ends = {base: end_values(result, SWEEP_TASK, base) for base in bases}
+    wholes = {base: by_end["paper"]["skill"] - by_end["released"]["skill"] for base, by_end in ends.items()}
+    together = {base: estimate_mean(whole) for base, whole in wholes.items()}
     left = {base: sum_and_remainder(wholes[base], [r for r in rows if r.base == base], "skill")[1] for base in bases}
 
     def told(estimate: Any) -> str:
@@ -722,7 +723,9 @@ def packaged_verdicts() -> str:
     content = {}
     for name in REPRODUCED:
         seeds = json.loads((RESULTS / name / "claims.json").read_text("utf-8"))["seeds"]
-        verdicts = [[entry["id"], entry["protocol"], entry["verdict"]] for entry in ledger(name)]
+        verdicts: dict[str, dict[str, str]] = {}
+        for entry in ledger(name):
+            verdicts.setdefault(entry["protocol"], {})[entry["id"]] = entry["verdict"]
         content[name] = {"seeds": SCALES[name].seeds_text(seeds), "verdicts": verdicts}
     return json.dumps(content, indent=1) + "\n"
 

@@ -81,12 +81,6 @@ class PageVisit:
         self.page.emulate_media(color_scheme="light")
         return [f"{rule['id']}: {[node['target'] for node in rule['nodes']][:3]}" for rule in result]
 
-    def saved_file(self, button: str) -> tuple[str, bytes]:
-        """The name and the content of the file that a button saves."""
-        with self.page.expect_download() as download:
-            self.page.get_by_label(button).click()
-        return download.value.suggested_filename, Path(download.value.path()).read_bytes()
-
     def expand_details(self) -> None:
         self.page.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
 

@@ -1,4 +1,4 @@
-"""A page as a reader sees it: its text, its tables and its charts."""
+"""A page as a reader sees it: its text and its charts."""
 
 from __future__ import annotations
 
@@ -11,39 +11,23 @@ from typing import Any
 
 
 class PageText(HTMLParser):
-    """The page's words, its tables by label, its attributes."""
+    """The page's words."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
         self.words: list[str] = []
-        self.tables: dict[str, list[list[str]]] = {}
-        self.attributes: list[tuple[str, str, str | None]] = []
-        self.label, self.skip, self.in_cell, self.rows = "", False, False, []
+        self.skip = False
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.attributes += [(tag, key, value) for key, value in attrs]
         self.skip = tag in ("script", "style")
-        if dict(attrs).get("role") == "region":
-            self.label = dict(attrs)["aria-label"] or ""
-        if tag == "table":
-            self.rows = self.tables[self.label] = []
-        elif tag == "tr":
-            self.rows.append([])
-        elif tag in ("td", "th") and self.rows:
-            self.rows[-1].append("")
-            self.in_cell = True
 
     def handle_endtag(self, tag: str) -> None:
         self.skip = False
-        if tag in ("td", "th", "table"):
-            self.in_cell = False
 
     def handle_data(self, data: str) -> None:
         if not self.skip:
             self.words.append(data)
-            if self.in_cell:
-                self.rows[-1][-1] += data
 
     @property
     def text(self) -> str:

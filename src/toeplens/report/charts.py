@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import altair
-import pyarrow as pa
 
 from toeplens.report.theme import Style, vega_config
 
-Rows = pa.Table | Iterable[Mapping[str, Any]]
+Rows = Iterable[Mapping[str, Any]]
 alt: Any = altair  # its stubs refuse channels from dictionaries
 Chart = Any  # of Altair: a chart, layers, or several charts
 PERCENT, SHARE = ".1%", ".2f"  # d3 formats of accuracies and of shares
@@ -23,12 +22,7 @@ _MAX_LABELLED = 16  # rows and columns up to which cells show their numbers
 
 def chart_data(rows: Rows) -> Any:
     """The rows of a chart; values that are not finite are left out (drawn as gaps)."""
-    return alt.Data(values=[{key: _json_number(value) for key, value in row.items()} for row in row_dicts(rows)])
-
-
-def row_dicts(rows: Rows) -> list[Mapping[str, Any]]:
-    """The rows as dictionaries."""
-    return cast("pa.Table", rows).to_pylist() if hasattr(rows, "to_pylist") else list(rows)
+    return alt.Data(values=[{key: _json_number(value) for key, value in row.items()} for row in rows])
 
 
 def _json_number(value: Any) -> Any:
@@ -65,10 +59,8 @@ def color_shape(field: str, styles: Iterable[Style], *, shape: bool = True, titl
     """The channels ``color`` and ``shape`` of a series named by its title, with one legend for both."""
     unique = list({style.title: style for style in styles}.values())
     order = [style.title for style in unique]
-    legend = alt.Legend(title=title, symbolType="circle") if len(unique) > 1 else None
-    common = {"field": field, "type": "nominal", "legend": legend if not shape else alt.Legend(title=title)}
-    if len(unique) < 2:
-        common["legend"] = None
+    legend = alt.Legend(title=title, **({} if shape else {"symbolType": "circle"})) if len(unique) > 1 else None
+    common = {"field": field, "type": "nominal", "legend": legend}
     channels = {"color": alt.Color(**common, scale=alt.Scale(domain=order, range=[style.colour for style in unique]))}
     if shape:
         channels["shape"] = alt.Shape(**common, scale=alt.Scale(domain=order, range=[style.shape for style in unique]))
@@ -116,8 +108,6 @@ def interval_chart(
     styles: Iterable[Style],
     *,
     series: str = "series",
-    low: str = "low",
-    high: str = "high",
     tips: Sequence[Any] = (),
     levels: Mapping[str, float] | None = None,
     pitch: int = 11,
@@ -128,11 +118,11 @@ def interval_chart(
         levels  vertical reference lines: value by label
         pitch   pixels per series
     """
-    unique, values = list({style.title: style for style in styles}.values()), row_dicts(rows)
+    unique, values = list({style.title: style for style in styles}.values()), list(rows)
     offset = {"yOffset": alt.YOffset(**nominal(series, [item.title for item in unique]))} if len(unique) > 1 else {}
     base = alt.Chart().encode(y=alt.Y(**row), **color_shape(series, unique, shape=False), **offset)
     tooltips = list(tips) or [alt.Tooltip(**_tooltip(item)) for item in (row, value)]
-    ends = {"x": alt.X(field=low, type="quantitative"), "x2": alt.X2(field=high)}
+    ends = {"x": alt.X(field="low", type="quantitative"), "x2": alt.X2(field="high")}
     bars = base.mark_rule(strokeWidth=2, opacity=0.6).encode(**ends)
     point = base.mark_point(**({"size": pitch**2} if pitch < 8 else {}))
     marks = point.encode(x=alt.X(**value), tooltip=tooltips, **color_shape(series, unique))
@@ -170,7 +160,7 @@ def heatmap(
         size    pixels per row (default: 22, less for many rows)
         marks   column of short texts in the cells (default: the values, if there are at most 16 rows and columns)
     """
-    values = row_dicts(rows)
+    values = list(rows)
     count = len({row[y["field"]] for row in values})
     show_values = max(count, len({row[x["field"]] for row in values})) <= _MAX_LABELLED
     diverging = domain[0] < 0

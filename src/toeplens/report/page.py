@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from toeplens.report.charts import describe, with_light_theme
 from toeplens.report.tables import Table, TableCell, code, make_table
@@ -309,8 +309,3 @@ def vega_script() -> str:
 def packed_vega() -> str:
     """`vega_script`, packed."""
     return pack(vega_script())
-
-
-def bold(text: str) -> Markup:
-    """A text in bold."""
-    return Markup("<b>{}</b>").format(escape(text))

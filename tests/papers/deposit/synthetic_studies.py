@@ -481,7 +481,6 @@ def rope_only(**drops: tuple[float, ...]) -> SyntheticStudy:
     return task1_models(**{label: SyntheticModel(0.93).first_layer(*each) for label, each in drops.items()})
 
 
-ONE_LITTLE = ((0.1, 0.0, 0.0, 0.0),) + ((0.0,) * 4,) * 3  # one head that costs little
 UNSTABLE = {name: SyntheticModel(0.5, falls=0.1) for name in ("relative", "alibi", "nope", "random")}
 # so that an essential part of a claim fails, and the claim with it: of claims with checks and figures of their own that
 # fail in no record

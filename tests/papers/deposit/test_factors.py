@@ -14,14 +14,15 @@ from toeplens.model import Protocol
 from toeplens.papers.deposit.measures import (
     SwitchEffect,
     count_kinds,
+    end_values,
     peak_layer,
     strongest_switch,
     sum_and_remainder,
     switch_effects,
-    switch_totals,
 )
 from toeplens.papers.deposit.spec import switches_of
 from toeplens.studies import CellKey, CellResult, Results
+from toeplens.studies.kit.results import SeedValues
 from toeplens.training.presets import DISTANCE
 
 SEEDS = (42, 43, 44)
@@ -92,6 +93,12 @@ def test_a_model_without_skill_has_no_share_of_it() -> None:
     assert count_kinds([able, unable, diverged_cell("released", "nope", 44)]) == {"single-head": 1, "no-skill": 1}
 
 
+def difference(results: Results) -> SeedValues:
+    """NoPE's accuracy under the paper's protocol minus that under the released one."""
+    ends = end_values(results, DISTANCE, "nope")
+    return ends["paper"]["accuracy"] - ends["released"]["accuracy"]
+
+
 def test_an_absent_switch_is_excluded_from_the_sum() -> None:
     """At the paper's end padding cannot be switched, and the other switches add up without it."""
     ends = [make_cell("released", "nope", 42, 0.2), make_cell("paper", "nope", 42, 0.9)]
@@ -103,12 +110,7 @@ def test_an_absent_switch_is_excluded_from_the_sum() -> None:
     rows = [row for row in switch_effects(Results([*ends, *changed]), ("paper", "released")) if row.base == "nope"]
     at_the_paper = [row for row in rows if (row.task, row.end) == (DISTANCE, "paper")]
     assert "padding" in [row.switch for row in at_the_paper]
-    (switch_total,) = (
-        switch_total
-        for switch_total in switch_totals(Results(ends), ("paper", "released"))
-        if (switch_total.task, switch_total.base) == (DISTANCE, "nope")
-    )
-    total, left = sum_and_remainder(switch_total, at_the_paper, "accuracy")
+    total, left = sum_and_remainder(difference(Results(ends)), at_the_paper, "accuracy")
     expected = 0.01 * sum(range(1, len(switches) + 1))
     assert total == pytest.approx({42: expected})
     assert left == pytest.approx({42: 0.7 - expected})
@@ -128,8 +130,7 @@ def test_the_interaction_is_what_single_effects_leave(together: float) -> None:
     results = Results(cells)
     rows = [r for r in switch_effects(results, ("paper", "released")) if (r.base, r.end) == ("nope", "released")]
     rows = [row for row in rows if row.task == DISTANCE]
-    (whole,) = (w for w in switch_totals(results, ("paper", "released")) if (w.task, w.base) == (DISTANCE, "nope"))
-    total, left = sum_and_remainder(whole, rows, "accuracy")
+    total, left = sum_and_remainder(difference(results), rows, "accuracy")
     assert total == pytest.approx(dict.fromkeys(SEEDS, sum(size.values())))
     assert left == pytest.approx(dict.fromkeys(SEEDS, together), abs=1e-12)
     most = strongest_switch(rows, "accuracy")

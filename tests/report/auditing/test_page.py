@@ -12,7 +12,7 @@ import pytest
 import torch
 import vl_convert
 from tests.backends.hf.models import GROUPED, tiny
-from tests.report import charts
+from tests.report.charts import figure_rows
 
 from toeplens.report import Page, comparison_page
 from toeplens.report.audit import NUMBERS, digits_of, is_idle, notable_heads
@@ -120,11 +120,6 @@ EMPTY = replace(BERT, heads=tuple(HeadRecord(h.side, h.kind, h.layer, h.head) fo
 UNIFORM = {"entropy": 0.97, "effect": 0.0, "effect_low": -0.01, "effect_high": 0.01, "symbolic": 0.9}
 
 
-def rows_of(page: Page, figure: str) -> list[dict[str, Any]]:
-    """The rows of a chart."""
-    return charts.rows_of(page.charts()[figure])
-
-
 def table_of(page: Page, name: str) -> dict[str, dict[str, str]]:
     """A table's texts by row and column."""
     result: Table = next(each for each in page.tables if each.name == name)
@@ -153,24 +148,24 @@ def test_every_number_of_every_head_is_in_the_table(made: Audit) -> None:
 
 def test_charts_show_the_record() -> None:
     page = ROTARY.page()
-    assert [row["positional"] for row in rows_of(page, "map")] == pytest.approx(
+    assert [row["positional"] for row in figure_rows(page, "map")] == pytest.approx(
         [h.positional for h in ROTARY.heads], rel=1e-4
     )
-    assert [row["frequency"] for row in rows_of(page, "frequency")] == pytest.approx(
+    assert [row["frequency"] for row in figure_rows(page, "frequency")] == pytest.approx(
         [2.0 ** (h.centre or 0) for h in ROTARY.heads], rel=1e-4
     )
     for name in SHARES:
         expected = [getattr(head, name) for head in ROTARY.heads]
-        assert [row[name] for row in rows_of(page, "shares")] == pytest.approx(expected, rel=1e-4)
+        assert [row[name] for row in figure_rows(page, "shares")] == pytest.approx(expected, rel=1e-4)
     for name in ("effect", "effect_low", "effect_high"):
         expected = [getattr(head, name) for head in ROTARY.heads]
-        assert [row[name] for row in rows_of(page, "effects")] == pytest.approx(expected, rel=1e-4)
+        assert [row[name] for row in figure_rows(page, "effects")] == pytest.approx(expected, rel=1e-4)
     layer = ROTARY.layers[3]
-    use = [row["value"] for row in rows_of(page, "use") if row["layer"] == "L4"]
+    use = [row["value"] for row in figure_rows(page, "use") if row["layer"] == "L4"]
     mean = np.mean([head.variance_use for head in ROTARY.heads_of(layer)], axis=0)
     np.testing.assert_allclose(use, mean[1:-1], rtol=1e-4)
     partial = tuple(replace(head, variance_use=(0.5, *head.variance_use[1:-1], -0.1)) for head in ROTARY.heads)
-    pairs = [row["pair"] for row in rows_of(replace(ROTARY, heads=partial).page(), "use") if row["layer"] == "L4"]
+    pairs = [row["pair"] for row in figure_rows(replace(ROTARY, heads=partial).page(), "use") if row["layer"] == "L4"]
     assert (pairs[0], pairs[-1]) == ("none", "bias")
     top = max(ROTARY.heads, key=lambda head: head.effect or 0)
     assert page.answer.startswith(f"The most important head is layer {top.layer + 1} head {top.head + 1}: ")
@@ -191,7 +186,7 @@ def test_the_strongest_heads_of_each_kind_are_named() -> None:
     assert page.picture is not None
     assert page.picture.spec["title"]["subtitle"][0].startswith(f"1  {named}")
     assert named in page.picture.alternative
-    marked = {row["mark"]: row for row in rows_of(page, "map") if row["mark"]}
+    marked = {row["mark"]: row for row in figure_rows(page, "map") if row["mark"]}
     assert set(marked) == set(map(str, range(1, 11)))
     assert (marked["1"]["layer"], marked["1"]["head"]) == (previous.layer + 1, previous.head + 1)
     rows = list(table_of(page, "Heads to look at").values())
@@ -207,12 +202,12 @@ def test_idle_heads_are_listed_separately() -> None:
     symbolic = sum((head.symbolic or 0) > 0.5 for head in heads[5:])
     idle = "5 with nearly uniform attention and no significant effect are not counted"
     assert f"of {symbolic} mostly on content; {idle}" in changed.page().answer
-    assert [row["mark"] for row in rows_of(changed.page(), "map")][:5] == ["–"] * 5
+    assert [row["mark"] for row in figure_rows(changed.page(), "map")][:5] == ["–"] * 5
     page = comparison_page(BERT, changed, ("base", "other"))
     kinds = table_of(page, "Kinds of heads")
     assert (kinds["Near-uniform"]["base"], kinds["Near-uniform"]["other"]) == ("0", "5")
     assert kinds["Symbolic share over 0.5"]["other"] == str(symbolic)
-    assert {row["name"] for row in rows_of(page, "heads") if row["kind"] == "Near-uniform"} == {
+    assert {row["name"] for row in figure_rows(page, "heads") if row["kind"] == "Near-uniform"} == {
         f"L1 H{n}" for n in range(1, 6)
     }
 
@@ -294,7 +289,9 @@ def test_two_audits_are_compared_side_by_side() -> None:
     other = replace(random_audit(CAUSAL, rotary=True, seed=8, model="longer", tokens=256), layers=turned)
     page = comparison_page(ROTARY, other, ("base", "long"))
     assert page.warnings[0].startswith("Different inputs (tokens differ).")
-    rows = [row for row in rows_of(page, "heads") if row["measure"] == "Positional share" and row["kind"] is not None]
+    rows = [
+        row for row in figure_rows(page, "heads") if row["measure"] == "Positional share" and row["kind"] is not None
+    ]
     assert [row["first"] for row in rows] == pytest.approx([head.positional for head in ROTARY.heads], rel=1e-4)
     assert [row["second"] for row in rows] == pytest.approx([head.positional for head in other.heads], rel=1e-4)
     table = table_of(page, "What changed most")
@@ -319,7 +316,7 @@ def test_two_audits_are_compared_side_by_side() -> None:
 
 def test_models_of_different_shapes_are_compared_by_distribution() -> None:
     page = comparison_page(BERT, ENCODER_DECODER, ("a", "b"))
-    drawn = [row for row in rows_of(page, "heads") if row["measure"] == "Positional share"]
+    drawn = [row for row in figure_rows(page, "heads") if row["measure"] == "Positional share"]
     for name, made in (("a", BERT), ("b", ENCODER_DECODER)):
         assert sum(row["share"] for row in drawn if row["series"] == name) == pytest.approx(1, abs=1e-3)
         median = np.median([head.positional for head in made.heads if head.positional is not None])
@@ -333,10 +330,10 @@ def test_bands_share_one_scale_with_their_change() -> None:
     banded = audit(tiny("LlamaForCausalLM", **GROUPED), tokens, effects="bands")
     bands = tuple(replace(b, effect=(b.effect or 0) + (0.5 if at == 3 else 0)) for at, b in enumerate(banded.bands))
     effects = [band.effect for band in banded.bands]
-    assert [row["effect"] for row in rows_of(banded.page(), "bands")] == pytest.approx(effects, rel=1e-4, abs=1e-9)
+    assert [row["effect"] for row in figure_rows(banded.page(), "bands")] == pytest.approx(effects, rel=1e-4, abs=1e-9)
     assert "frequency band" in banded.page().answer
     page = comparison_page(banded, replace(banded, bands=bands), ("before", "after"))
-    moved = [row["effect"] for row in rows_of(page, "bands") if row["model"] == "after − before"]
+    moved = [row["effect"] for row in figure_rows(page, "bands") if row["model"] == "after − before"]
     assert moved == pytest.approx([0.5 if at == 3 else 0.0 for at in range(len(bands))], abs=1e-6)
     band = banded.bands[3]
     text = f"Band that changed most: pairs {band.first + 1}–{band.last + 1} in L{band.layer + 1}, from "

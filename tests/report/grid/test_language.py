@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.report.charts import figure_rows
 from tests.report.grid.language_state import language_grid
-from tests.report.grid.test_page import rows_of, table_of
+from tests.report.grid.test_page import table_of
 
 from toeplens.lens import mean_over_seeds
 from toeplens.report import Page
@@ -41,7 +42,7 @@ def test_the_answer_is_the_lowest_loss_with_its_interval(state: GridStudy, page:
         f"{best} has the lowest loss at the training length, {result.value:.3f} [{result.low:.3f}, {result.high:.3f}]"
     )
     assert page.answer.replace("\u00a0", " ").startswith(told)
-    near = [row for row in rows_of(page, "loss") if row["panel"] == "At the training length"]
+    near = [row for row in figure_rows(page, "loss") if row["panel"] == "At the training length"]
     row = next(row for row in near if row["encoding"] == best)
     assert [row[name] for name in ("value", "low", "high")] == pytest.approx(
         [result.value, result.low, result.high], 1e-3
@@ -57,26 +58,26 @@ def test_losses_by_length_and_position_are_means_over_seeds(state: GridStudy, pa
     for part, panel in (("end", "End of the text"), ("whole", "Whole text"), ("sliding", "Sliding window")):
         rows = [cell.measures["bits"]["lengths"] for cell in cell_of(state, "rope")]
         known = [at for at, row in enumerate(rows[0]) if row[part]["value"] is not None]
-        values = [row for row in rows_of(page, "bits") if (row["series"], row["panel"]) == ("RoPE", panel)]
+        values = [row for row in figure_rows(page, "bits") if (row["series"], row["panel"]) == ("RoPE", panel)]
         assert [row["factor"] for row in values] == [rows[0][at]["factor"] for at in known]
         expected = [np.mean([row[at][part]["value"] for row in rows]) for at in known]
         assert [row["value"] for row in values] == pytest.approx(expected, 1e-4)
     last = [cell.measures["bits"]["positions"][-1]["value"] for cell in cell_of(state, "rope")]
-    values = [row["value"] for row in rows_of(page, "positions") if row["series"] == "RoPE"]
+    values = [row["value"] for row in figure_rows(page, "positions") if row["series"] == "RoPE"]
     assert values[-1] == pytest.approx(np.mean(last), 1e-4)
 
 
 def test_needles_and_position_effects_are_heatmaps(state: GridStudy, page: Page) -> None:
     first = cell_of(state, "rope")[0].measures["needles"]["rows"][0]
     actual = [cell.measures["needles"]["rows"][0]["accuracy"]["value"] for cell in cell_of(state, "rope")]
-    drawn_values = {(row["panel"], row["factor"], row["depth"]): row["value"] for row in rows_of(page, "needles")}
+    drawn_values = {(row["panel"], row["factor"], row["depth"]): row["value"] for row in figure_rows(page, "needles")}
     assert drawn_values["RoPE", first["factor"], first["depth"]] == pytest.approx(np.mean(actual), abs=1e-4)
     lost = [cell.measures["position-loss"] for cell in cell_of(state, "rope")]
     drops = [np.where(np.array(each["low"]) > 0, each["drops"], 0) for each in lost]
     shares = np.mean([-np.sort(-each / each.sum(), axis=1) for each in drops], axis=0)
-    drawn_values = [row["value"] for row in rows_of(page, "position-share") if row["panel"] == "RoPE"]
+    drawn_values = [row["value"] for row in figure_rows(page, "position-share") if row["panel"] == "RoPE"]
     np.testing.assert_allclose(drawn_values, shares.ravel(), atol=1e-4)
-    assert "NoPE" not in {row["panel"] for row in rows_of(page, "position-share")}, "without an effect"
+    assert "NoPE" not in {row["panel"] for row in figure_rows(page, "position-share")}, "without an effect"
 
 
 def test_extensions_show_their_gains(state: GridStudy, page: Page) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from tests.report.charts import figure_rows
 from tests.report.grid.state import (
     FACTORS,
     GUESS,
@@ -38,14 +38,6 @@ def page(state: GridStudy) -> Page:
     return state.page()
 
 
-def rows_of(page: Page, id: str) -> list[dict[str, Any]]:
-    """The rows of a chart."""
-    spec = next(each.spec for each in page.figures if each.id == id)
-    while "data" not in spec:
-        spec = spec["layer"][-1]
-    return spec["data"]["values"]
-
-
 def table_of(page: Page, name: str) -> dict[str, list[str]]:
     """The cells of a table by the first one, with their small print."""
     result = next(each for each in page.tables if each.name == name)
@@ -62,7 +54,7 @@ def without_weights(cell: CellResult) -> np.ndarray:
 
 
 def test_the_chart_and_the_tables_show_the_accuracies(state: GridStudy, page: Page) -> None:
-    drawn_rows = {(row["task"], row["series"]): row for row in rows_of(page, "accuracy")}
+    drawn_rows = {(row["task"], row["series"]): row for row in figure_rows(page, "accuracy")}
     titles = {column.label: column.title for column in state.spec.columns() if not column.scan}
     table_rows = table_of(page, "Test accuracy by task and encoding")
     for task, name in (("index", "index"), ("retrieval", "find")):
@@ -107,20 +99,20 @@ def test_heads_and_their_means_are_those_of_models_with_skill(state: GridStudy, 
     skilled = [cell for cell in state.results.cells if cell.is_skilled and "/" not in cell.key.label]
     three = [np.array(cell.measures["behaviour"]["positional"], dtype=float).ravel() for cell in skilled]
     expected = np.concatenate(three)
-    drawn = sorted(row["positional"] for row in rows_of(page, "heads"))
+    drawn = sorted(row["positional"] for row in figure_rows(page, "heads"))
     np.testing.assert_allclose(drawn, np.sort(expected[np.isfinite(expected)]), atol=1e-4)
     per_head = []
     for cell in cell_of(state, "index", "rope"):
         shares = np.array(cell.measures["behaviour"]["positional"], dtype=float)
         per_head.append(float(np.average(shares[~np.isnan(shares)], weights=without_weights(cell)[~np.isnan(shares)])))
-    means = {(row["task"], row["series"]): row for row in rows_of(page, "plane")}
+    means = {(row["task"], row["series"]): row for row in figure_rows(page, "plane")}
     assert means["index", "RoPE"]["positional"] == pytest.approx(np.mean(per_head), abs=1e-4)
     assert means["index", "RoPE"]["positional_seeds"] == f"{min(per_head):.2f} to {max(per_head):.2f}"
     assert ("index", "nope") not in means, "its models have no skill"
 
 
 def test_skill_by_length_or_the_reason_for_none(state: GridStudy, page: Page) -> None:
-    rows = [row for row in rows_of(page, "lengths") if (row["task"], row["series"]) == ("index", "RoPE")]
+    rows = [row for row in figure_rows(page, "lengths") if (row["task"], row["series"]) == ("index", "RoPE")]
     assert [row["factor"] for row in rows] == list(FACTORS[:-1])
     for at, row in enumerate(rows):
         actual = [cell.measures["extrapolation"]["rows"][at]["accuracy"] for cell in cell_of(state, "index", "rope")]
@@ -139,7 +131,7 @@ def test_the_finally_most_important_head_is_followed(state: GridStudy, page: Pag
         layer, head = divmod(int(without_weights(cell).argmax()), HEADS)
         expected = [(row["step"], row["symbolic"][layer][head]) for row in cell.probe_rows]
         assert training_curve(cell, "symbolic") == expected
-    drawn = [row for row in rows_of(page, "training") if row["panel"] == "index, RoPE"]
+    drawn = [row for row in figure_rows(page, "training") if row["panel"] == "index, RoPE"]
     means = np.mean([[value for _, value in training_curve(cell, "symbolic")] for cell in actual], axis=0)
     assert [row["value"] for row in drawn if row["series"] == "symbolic share"] == pytest.approx(means, abs=1e-4)
     unskilled = cell_of(state, "index", "nope")[0]
@@ -152,14 +144,14 @@ def test_the_finally_most_important_head_is_followed(state: GridStudy, page: Pag
 
 
 def test_scans_and_frequencies_are_drawn_from_their_models(state: GridStudy, page: Page) -> None:
-    drawn = {(row["panel"], row["series"], row["at"]): row["value"] for row in rows_of(page, "scan")}
+    drawn = {(row["panel"], row["series"], row["at"]): row["value"] for row in figure_rows(page, "scan")}
     for value, label in ((3.0, "turn/3"), (0.001, "turn/0.001")):
         actual = [cell.accuracy for cell in cell_of(state, "index", label)]
         assert drawn["Test accuracy", "index", value] == pytest.approx(np.mean(actual), abs=1e-4)
-    bands = [row for row in rows_of(page, "bands") if (row["encoding"], row["series"]) == ("RoPE", "index")]
+    bands = [row for row in figure_rows(page, "bands") if (row["encoding"], row["series"]) == ("RoPE", "index")]
     drops = [np.array(cell.measures["bands"]["drops"]).sum((0, 1)) for cell in cell_of(state, "index", "rope")]
     assert [row["value"] for row in bands] == pytest.approx(np.mean(drops, axis=0)[1::-1], abs=1e-3)
-    assert {row["panel"] for row in rows_of(page, "centre")} == {
+    assert {row["panel"] for row in figure_rows(page, "centre")} == {
         "Encodings with several frequencies",
         "Scans, one value per model",
     }
@@ -225,7 +217,7 @@ def test_accuracy_by_group_is_drawn_during_training_and_by_length(state: GridStu
     page = replace(state, results=Results(cells)).page()
     seeds = [cell.key.seed for cell in cells if (cell.key.task, cell.key.label) == (task, label)]
     for name, axis, places in (("groups-step", "step", 2), ("groups-length", "length", len(lengths))):
-        drawn = rows_of(page, name)
+        drawn = figure_rows(page, name)
         assert len(drawn) == places * len(groups)
         assert len({row[axis] for row in drawn}) == places
         for row in drawn:

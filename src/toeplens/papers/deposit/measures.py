@@ -9,13 +9,12 @@ accuracy, so pairing makes intervals 14 % narrower.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from math import isfinite, nan
+from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
@@ -29,6 +28,7 @@ from toeplens.papers.deposit.spec import SWITCH_BASES, EncodingLabel, switches_o
 from toeplens.studies import Verdict
 from toeplens.studies.kit.results import MIN_SKILL, CellResult, Results, SeedValues, estimate_mean
 from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS
+from toeplens.utils import read_json
 from toeplens.utils.records import Record
 
 Measure = Literal["accuracy", "loss"]
@@ -174,23 +174,6 @@ class SwitchEffect:
         return estimate_mean(self.values[measure])
 
 
-@dataclass(frozen=True)
-class SwitchTotal:
-    """An encoding under both unchanged protocols, to compare with the sum of the single effects.
-
-    ends  by protocol, measure and seed
-    """
-
-    task: str
-    base: str
-    ends: dict[Protocol, dict[SwitchMeasure, SeedValues]]
-
-    def difference(self, measure: SwitchMeasure) -> SeedValues:
-        """Paper minus released, by seed; empty if either protocol was not run."""
-        paper, released = (self.ends.get(protocol, {}).get(measure, SeedValues()) for protocol in PROTOCOLS)
-        return paper - released
-
-
 def switch_effects(results: Results, protocols: Sequence[Protocol]) -> list[SwitchEffect]:
     """Every switch's effect, by task, encoding, end and switch; empty for unfinished models."""
     by_protocol = {end: results.for_protocol(end) for end in protocols}
@@ -204,32 +187,24 @@ def switch_effects(results: Results, protocols: Sequence[Protocol]) -> list[Swit
     ]
 
 
-def switch_totals(results: Results, protocols: Sequence[Protocol]) -> list[SwitchTotal]:
-    """The encodings of the factor study under each of ``protocols``."""
-    by_protocol: dict[Protocol, Results] = {protocol: results.for_protocol(protocol) for protocol in protocols}
-    return [
-        SwitchTotal(
-            task,
-            base,
-            {protocol: values_by_seed(subset.cells_of(task, base)) for protocol, subset in by_protocol.items()},
-        )
-        for task, bases in TASK_BASES.items()
-        for base in bases
-    ]
+def end_values(results: Results, task: str, base: str) -> dict[Protocol, dict[SwitchMeasure, SeedValues]]:
+    """An encoding's values under both unchanged protocols; empty where it was not run."""
+    return {protocol: values_by_seed(results.for_protocol(protocol).cells_of(task, base)) for protocol in PROTOCOLS}
 
 
 def sum_and_remainder(
-    switch_total: SwitchTotal, rows: Iterable[SwitchEffect], measure: SwitchMeasure
+    whole: SeedValues, rows: Iterable[SwitchEffect], measure: SwitchMeasure
 ) -> tuple[SeedValues, SeedValues]:
     """The sum of the single effects of one end, and the remainder of the whole difference, by seed.
 
     Arguments
-        rows  the effects of the total's task and encoding at one end; only seeds with all of them have a sum
+        whole  an encoding's values under the paper's protocol minus those under the released one
+        rows   the effects of its switches at one end; only seeds with all of them have a sum
     """
     effects = [row.values[measure] for row in rows if not row.no_effect_reason]
     shared = set.intersection(*(set(effect) for effect in effects)) if effects else set()
     total = SeedValues({seed: float(sum(effect[seed] for effect in effects)) for seed in sorted(shared)})
-    return total, switch_total.difference(measure) - total
+    return total, whole - total
 
 
 def strongest_switch(rows: Iterable[SwitchEffect], measure: SwitchMeasure) -> SwitchEffect | None:
@@ -357,9 +332,9 @@ RecordedVerdict = tuple[str, str, Verdict]  # the record's scale, its seeds in w
 @cache
 def recorded_verdicts() -> dict[tuple[str, str], tuple[RecordedVerdict, ...]]:
     """Verdicts of the published records by claim and protocol, the largest record first."""
-    text = resources.files("toeplens.papers.deposit").joinpath("recorded.json").read_text(encoding="utf-8")
     verdicts: dict[tuple[str, str], tuple[RecordedVerdict, ...]] = {}
-    for scale, record in json.loads(text).items():
-        for claim, protocol, verdict in record["verdicts"]:
-            verdicts[claim, protocol] = (*verdicts.get((claim, protocol), ()), (scale, record["seeds"], verdict))
+    for scale, record in read_json(Path(__file__).with_name("recorded.json")).items():
+        for protocol, by_claim in record["verdicts"].items():
+            for claim, verdict in by_claim.items():
+                verdicts[claim, protocol] = (*verdicts.get((claim, protocol), ()), (scale, record["seeds"], verdict))
     return verdicts

@@ -399,8 +399,8 @@ def switch_tables(state: Reproduction) -> list[Table]:
 def _switch_table(state: Reproduction, rows: Sequence[measures.SwitchEffect], measure: measures.SwitchMeasure) -> Table:
     task, end = rows[0].task, rows[0].end
     bases = list(dict.fromkeys(row.base for row in rows))
-    all_totals = measures.switch_totals(state.results, state.plan.protocols)
-    totals = {item.base: item for item in all_totals if item.task == task}
+    ends = {base: measures.end_values(state.results, task, base) for base in bases}
+    wholes = {base: by_end["paper"][measure] - by_end["released"][measure] for base, by_end in ends.items()}
     lines: list[list[str | TableCell]] = []
     for switch, (setting, instead) in SWITCH_TITLES.items():
         by_base = {row.base: row for row in rows if row.switch == switch}
@@ -408,13 +408,12 @@ def _switch_table(state: Reproduction, rows: Sequence[measures.SwitchEffect], me
             cells = (_switch_cell(by_base.get(base), measure) for base in bases)
             lines.append([TableCell(setting, (f"instead of {instead}",)), *cells])
     for index, (protocol, text) in enumerate(TEXTS["unchanged"].items()):
-        ends = [totals[base].ends for base in bases]
-        values = [estimate_mean(end[protocol][measure]) if protocol in end else None for end in ends]
+        values = [estimate_mean(ends[base][protocol][measure]) for base in bases]
         label_cell = TableCell(text, row_css="guess" if index else "guess first")
         lines.append([label_cell, *(_interval_text(value, sign=False) for value in values)])
-    sums = [measures.sum_and_remainder(totals[b], [row for row in rows if row.base == b], measure) for b in bases]
+    sums = [measures.sum_and_remainder(wholes[b], [row for row in rows if row.base == b], measure) for b in bases]
     changes: dict[str, list[SeedValues]] = {
-        "all switches together": [totals[base].difference(measure) for base in bases],
+        "all switches together": list(wholes.values()),
         "sum of the single effects": [total for total, _ in sums],
         "remainder: interactions of switches": [remainder for _, remainder in sums],
     }
@@ -448,7 +447,7 @@ def variant_tables(state: Reproduction) -> list[Table]:
         lines: list[list[str | TableCell]] = []
         for text, [(_, label, cells)] in mla_models(state, protocol):
             effective = [peak[1].effective_heads for cell in cells if (peak := measures.peak_layer(cell))]
-            means = (estimate_mean(_measure_values(cells, measure)) for measure in ("accuracy", "peak"))
+            means = (estimate_mean(measures.values_by_seed(cells)[measure]) for measure in ("accuracy", "peak"))
             row = [_interval_text(mean, sign=False) for mean in means]
             row.append(fmt(float(np.mean(effective)) if effective else None, 1))
             name, kinds = TableCell(text, marker=mark_style(protocol, label)), measures.count_kinds(cells)
@@ -460,17 +459,13 @@ def variant_tables(state: Reproduction) -> list[Table]:
     return tables
 
 
-def _measure_values(cells: Iterable[CellResult], measure: measures.SwitchMeasure) -> SeedValues:
-    return SeedValues({cell.key.seed: value for cell in cells if isfinite(value := measures.MEASURES[measure](cell))})
-
-
 def steps_table(state: Reproduction) -> list[Table]:
     """Paired differences of one head's share: is the diffuse pattern due to MLA or to its released code?"""
     lines: list[list[str | TableCell]] = []
     for protocol in state.plan.protocols:
         for step in TEXTS["steps"][protocol]:
             cells = (state.results.for_protocol(protocol).cells_of(DISTANCE, step[label]) for label in ("from", "to"))
-            start, end = (_measure_values(group, "peak") for group in cells)
+            start, end = (measures.values_by_seed(group)["peak"] for group in cells)
             levels, change = [estimate_mean(start), estimate_mean(end)], estimate_mean(end - start)
             if change is not None:
                 label_cell = TableCell(step["text"], (PROTOCOLS[protocol],))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import gc
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
-import pyarrow as pa
 import torch
 from jaxtyping import Bool, Float, Int
 
@@ -23,11 +22,8 @@ from toeplens.encodings import FrequencyMask
 from toeplens.lens.kit.intervals import spearman
 from toeplens.studies.auditing import audit
 from toeplens.studies.auditing.record import COLUMNS, AuditRecord, LayerRecord, Method
-from toeplens.studies.kit.frames import stack_tables
 from toeplens.studies.kit.options import MAX_SEED, MAX_TOKENS
 from toeplens.studies.kit.probe_items import ItemWriter
-from toeplens.studies.kit.study import StudyState
-from toeplens.studies.kit.verdicts import RULE
 from toeplens.studies.probing import MIN_RETRIEVAL, ModelProbe, ProbeRecord, ProbeSizes
 from toeplens.utils import InputError, invalid, read_json, write_json
 from toeplens.utils.options import check_range
@@ -123,49 +119,6 @@ class PretrainedPlan(Record):
 
     def digests(self) -> dict[str, str]:
         return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.texts.items()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class PretrainedState(StudyState):
-    """The finished parts of the study.
-
-    audits, probes  by name
-    """
-
-    plan: PretrainedPlan
-    audits: Mapping[str, AuditRecord]
-    probes: Mapping[str, ProbeRecord]
-
-    @property
-    def rule(self) -> str:
-        return RULE.replace("seed", self.plan.units.removesuffix("s"))
-
-    def request_fields(self) -> dict[str, Any]:
-        return asdict(self.plan)
-
-    def result_fields(self) -> dict[str, Any]:
-        return {
-            "audits": {name: record.to_dict() for name, record in self.audits.items()},
-            "probes": {name: record.to_dict() for name, record in self.probes.items()},
-        }
-
-    def table_makers(self) -> dict[str, Callable[[], pa.Table]]:
-        """Those of its audits and probes, with their names as a first column, and the claims."""
-
-        def maker(column: str, parts: Mapping[str, Any], rows: str) -> Callable[[], pa.Table]:
-            return lambda: stack_tables(column, {name: record.table_makers()[rows]() for name, record in parts.items()})
-
-        audits = {
-            rows: maker("audit", self.audits, rows) for rows in ("heads", "layers", "frequencies", "distances", "bands")
-        }
-        probes = {rows: maker("probe", self.probes, rows) for rows in ("behaviours", "items")}
-        return audits | probes | super().table_makers()
-
-    def heads(self, kind: str) -> ModelHeads | None:
-        """The heads on all sequences: of the model (``text``), of random weights, or on shuffled tokens."""
-        records = [self.audits.get(f"{kind}-{number}") for number in range(len(self.plan.sequence_keys))]
-        audits = [record for record in records if record is not None]
-        return ModelHeads.from_audits(audits) if len(audits) == len(records) else None
 
 
 _NUMERIC_COLUMNS = [name for name in COLUMNS if name not in ("side", "kind", "layer", "head")]

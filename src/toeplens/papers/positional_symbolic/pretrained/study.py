@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from toeplens.backends.hf import capture_attention
@@ -28,9 +29,9 @@ from toeplens.papers.positional_symbolic.pretrained.parts import (
     NUM_DRAWS,
     PARTS_DIR,
     PROBE,
+    ModelHeads,
     PartRunner,
     PretrainedPlan,
-    PretrainedState,
     effect_unit,
     effects_of,
     part_path,
@@ -39,9 +40,11 @@ from toeplens.papers.positional_symbolic.pretrained.parts import (
 )
 from toeplens.studies.auditing.record import AuditRecord, files_of
 from toeplens.studies.kit.claims import Claim, LedgerEntry, claim_of, deviation, judge_all, read_claims
-from toeplens.studies.kit.study import STUDY, StoredResults
+from toeplens.studies.kit.frames import stack_tables
+from toeplens.studies.kit.study import STUDY, StoredResults, StudyState
 from toeplens.studies.kit.verdicts import (
     LEVEL,
+    RULE,
     Comparison,
     Finding,
     Verdict,
@@ -66,17 +69,17 @@ _MIN_LOST, _MAX_LOST = 0.5, 0.1  # of the needles
 _BASELINES = {"random": "random weights", "shuffled": "tokens in random order"}
 
 
-def is_over_units(finding: Finding, study: PretrainedState) -> bool:
+def is_over_units(finding: Finding, study: PretrainedStudy) -> bool:
     """Whether a finding compares one number per sequence or group of sequences."""
     return f" over {len(study.plan.sequence_keys)} {study.plan.units}," in finding.evidence
 
 
-def _missing(study: PretrainedState, quantity: str, reason: str) -> list[Finding]:
+def _missing(study: PretrainedStudy, quantity: str, reason: str) -> list[Finding]:
     """An unknown finding: not applicable for a ``reason`` of the model if complete, otherwise unfinished."""
     return [unknown_finding(quantity, reason if study.is_complete else "not finished")]
 
 
-def _correspondence(study: PretrainedState) -> list[Finding]:
+def _correspondence(study: PretrainedStudy) -> list[Finding]:
     heads, quantity = study.heads("text"), "rank correlation of the positional share and the frequency used"
     if heads is None or not study.plan.turns:
         return _missing(study, quantity, _NO_ROTATION)
@@ -87,7 +90,7 @@ def _correspondence(study: PretrainedState) -> list[Finding]:
     return findings
 
 
-def _learned(study: PretrainedState) -> list[Finding]:
+def _learned(study: PretrainedStudy) -> list[Finding]:
     heads, quantity = study.heads("text"), "that correlation − that of"
     if heads is None or not study.plan.turns:
         return _missing(study, quantity, _NO_ROTATION)
@@ -105,7 +108,7 @@ def _learned(study: PretrainedState) -> list[Finding]:
     return findings
 
 
-def _previous_fast(study: PretrainedState) -> list[Finding]:
+def _previous_fast(study: PretrainedStudy) -> list[Finding]:
     heads, quantity = study.heads("text"), "frequency of previous-token heads − of the others (octaves)"
     if heads is None or not study.plan.turns:
         return _missing(study, quantity, _NO_ROTATION)
@@ -125,7 +128,7 @@ def _previous_fast(study: PretrainedState) -> list[Finding]:
     return findings
 
 
-def _pure(study: PretrainedState) -> list[Finding]:
+def _pure(study: PretrainedStudy) -> list[Finding]:
     names = ("positional", "symbolic")
     trained, baseline = ({name: _pure_counts(study, kind, name) for name in names} for kind in ("text", "random"))
     findings = []
@@ -145,7 +148,7 @@ def _pure(study: PretrainedState) -> list[Finding]:
     return findings
 
 
-def _pure_counts(study: PretrainedState, kind: str, name: str) -> list[float] | None:
+def _pure_counts(study: PretrainedStudy, kind: str, name: str) -> list[float] | None:
     """Number of pure heads per sequence; None if a sequence has no defined share."""
     heads = study.heads(kind)
     if heads is None or not np.isfinite(heads.columns[name]).any(1).all():
@@ -153,7 +156,7 @@ def _pure_counts(study: PretrainedState, kind: str, name: str) -> list[float] | 
     return heads.by_text(lambda columns: float((columns[name] >= _PURE).sum()))
 
 
-def _sparse(study: PretrainedState) -> list[Finding]:
+def _sparse(study: PretrainedStudy) -> list[Finding]:
     quantity, intact = "share of retrieval heads", study.probes.get("intact")
     if intact is None or not intact.heads:
         return _missing(study, quantity, _NO_PREDICTION)
@@ -168,7 +171,7 @@ def _sparse(study: PretrainedState) -> list[Finding]:
     return [exists, is_sparse]
 
 
-def _causal(study: PretrainedState) -> list[Finding]:
+def _causal(study: PretrainedStudy) -> list[Finding]:
     findings = []
     for name, words in (("no-retrieval", "the retrieval heads"), ("no-others", "the same number of other heads")):
         quantity = f"share of needles lost without {words}"
@@ -188,7 +191,7 @@ def _causal(study: PretrainedState) -> list[Finding]:
     return findings
 
 
-def _needles_lost(study: PretrainedState, names: Sequence[str]) -> list[float] | None:
+def _needles_lost(study: PretrainedStudy, names: Sequence[str]) -> list[float] | None:
     """For each needle that the intact model finds: whether it is lost, mean over the interventions."""
     probes = [study.probes.get(name) for name in names]
     losses = [
@@ -199,7 +202,7 @@ def _needles_lost(study: PretrainedState, names: Sequence[str]) -> list[float] |
     return None if len(losses) < len(names) or not losses[0] else np.mean(losses, axis=0).tolist()
 
 
-def _slow(study: PretrainedState) -> list[Finding]:
+def _slow(study: PretrainedStudy) -> list[Finding]:
     findings = []
     for draw in range(NUM_DRAWS):
         words = f"their slowest quarter removed − a random quarter removed ({draw + 1})"
@@ -208,7 +211,7 @@ def _slow(study: PretrainedState) -> list[Finding]:
 
 
 def _compare_effects(
-    study: PretrainedState, first: str, second: str, behaviour: ProbeKind, words: str, threshold: float
+    study: PretrainedStudy, first: str, second: str, behaviour: ProbeKind, words: str, threshold: float
 ) -> list[Finding]:
     """Test: loss increase of a behaviour by one intervention minus that by another, over its items."""
     quantity = f"loss increase on {behaviour} (nats), {words}"
@@ -222,7 +225,7 @@ def _compare_effects(
     return [above(quantity, [a - b for a, b in zip(*nats, strict=True)], threshold, units="items")]
 
 
-def _symbolic(study: PretrainedState) -> list[Finding]:
+def _symbolic(study: PretrainedStudy) -> list[Finding]:
     heads, intact = study.heads("text"), study.probes.get("intact")
     quantity = "symbolic share of the retrieval heads − that of the others"
     if heads is None or intact is None:
@@ -243,7 +246,7 @@ def _symbolic(study: PretrainedState) -> list[Finding]:
     return [*findings, supporting(unknown_finding(slower, _NO_ROTATION))]
 
 
-def _position_effect(study: PretrainedState) -> list[Finding]:
+def _position_effect(study: PretrainedStudy) -> list[Finding]:
     quantity, audit, heads = "the most positional head", study.audits.get("position"), study.heads("text")
     if audit is None or heads is None:
         return _missing(study, quantity, _NO_POSITION)
@@ -265,7 +268,7 @@ def _position_effect(study: PretrainedState) -> list[Finding]:
     return [interval_above(text, head.effect, head.effect_low, high, threshold)]
 
 
-def _concentration(study: PretrainedState) -> list[Finding]:
+def _concentration(study: PretrainedStudy) -> list[Finding]:
     quantity, audit = "share of the most important head in the summed effects of position", study.audits.get("position")
     if audit is None:
         return _missing(study, quantity, _NO_POSITION)
@@ -299,7 +302,7 @@ _CHECKS = {
     "concentrated": _concentration,
 }
 _DATA = read_claims(Path(__file__).with_name("claims.yaml"))
-CLAIMS: tuple[Claim[PretrainedState], ...] = tuple(claim_of(item, _CHECKS, _DATA["words"]) for item in _DATA["claims"])
+CLAIMS: tuple[Claim[PretrainedStudy], ...] = tuple(claim_of(item, _CHECKS, _DATA["words"]) for item in _DATA["claims"])
 
 
 @dataclass(frozen=True)
@@ -325,7 +328,7 @@ class TextComparison:
         return self.verdict != self.finding.verdict
 
 
-def compare_by_text(study: PretrainedState) -> Iterator[TextComparison]:
+def compare_by_text(study: PretrainedStudy) -> Iterator[TextComparison]:
     """Every comparison of the ledger over sequences; empty with one text or one sequence per text."""
     names = [name for name, _ in study.plan.sequence_keys]
     texts = list(dict.fromkeys(names))
@@ -350,11 +353,50 @@ class _PartCache(Record):
     probes: dict[str, ProbeRecord]
 
 
-class PretrainedStudy(PretrainedState):
-    """The state of the study."""
+@dataclass(frozen=True, kw_only=True)
+class PretrainedStudy(StudyState):
+    """The finished parts of the study.
+
+    audits, probes  by name
+    """
 
     NAME, COMMAND, REQUEST = "pretrained", "pretrained", PretrainedPlan
     PAGE = "toeplens.papers.positional_symbolic.pretrained.page:pretrained_page"
+
+    plan: PretrainedPlan
+    audits: Mapping[str, AuditRecord]
+    probes: Mapping[str, ProbeRecord]
+
+    @property
+    def rule(self) -> str:
+        return RULE.replace("seed", self.plan.units.removesuffix("s"))
+
+    def request_fields(self) -> dict[str, Any]:
+        return asdict(self.plan)
+
+    def result_fields(self) -> dict[str, Any]:
+        return {
+            "audits": {name: record.to_dict() for name, record in self.audits.items()},
+            "probes": {name: record.to_dict() for name, record in self.probes.items()},
+        }
+
+    def table_makers(self) -> dict[str, Callable[[], pa.Table]]:
+        """Those of its audits and probes, with their names as a first column, and the claims."""
+
+        def maker(column: str, parts: Mapping[str, Any], rows: str) -> Callable[[], pa.Table]:
+            return lambda: stack_tables(column, {name: record.table_makers()[rows]() for name, record in parts.items()})
+
+        audits = {
+            rows: maker("audit", self.audits, rows) for rows in ("heads", "layers", "frequencies", "distances", "bands")
+        }
+        probes = {rows: maker("probe", self.probes, rows) for rows in ("behaviours", "items")}
+        return audits | probes | super().table_makers()
+
+    def heads(self, kind: str) -> ModelHeads | None:
+        """The heads on all sequences: of the model (``text``), of random weights, or on shuffled tokens."""
+        records = [self.audits.get(f"{kind}-{number}") for number in range(len(self.plan.sequence_keys))]
+        audits = [record for record in records if record is not None]
+        return ModelHeads.from_audits(audits) if len(audits) == len(records) else None
 
     @classmethod
     def plan_from_request(cls, request: PretrainedPlan) -> PretrainedPlan:
