@@ -39,7 +39,6 @@ docs: .venv/.dev
 bench: .venv/.test
 	.venv/bin/python benchmarks/run.py --seconds 10
 	.venv/bin/python benchmarks/ablation.py
-	.venv/bin/python benchmarks/head_probe.py
 	.venv/bin/python benchmarks/encodings.py
 	.venv/bin/python benchmarks/toeplitz.py
 	.venv/bin/python benchmarks/behaviour.py

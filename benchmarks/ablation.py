@@ -13,6 +13,7 @@ import argparse
 import itertools
 import os
 import time
+import timeit
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -110,9 +111,7 @@ def time_interleaved(
         for step in itertools.zip_longest(*pieces.values()):
             for name, piece in zip(pieces, step, strict=True):
                 if piece is not None:
-                    begun = time.perf_counter()
-                    piece()
-                    row[name].append(time.perf_counter() - begun)
+                    row[name].append(timeit.timeit(piece, number=1))
         for name, took in row.items():
             result[name].append(took)
         print(

@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import time
+import timeit
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from rich.console import Console
@@ -50,12 +51,6 @@ def layer(encoding: PositionalEncoding, length: int) -> Callable[[bool], None]:
     return run
 
 
-def seconds(run: Callable[[bool], None], gradients: bool) -> float:
-    start = time.perf_counter()
-    run(gradients)
-    return time.perf_counter() - start
-
-
 def peak_memory(run: Callable[[bool], None], gradients: bool) -> int:
     """Bytes that live at once, at most, on top of what lived before."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
@@ -71,8 +66,7 @@ def peak_memory(run: Callable[[bool], None], gradients: bool) -> int:
 def exponent(lengths: list[int], values: list[float]) -> float:
     """The slope of log value against log length, by least squares."""
     xs, ys = [math.log(n) for n in lengths], [math.log(max(v, 1e-12)) for v in values]
-    x, y = statistics.mean(xs), statistics.mean(ys)
-    return sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True)) / sum((a - x) ** 2 for a in xs)
+    return statistics.linear_regression(xs, ys).slope
 
 
 def main() -> None:
@@ -115,7 +109,8 @@ def main() -> None:
             run, nothing = layer(encoding, length), layer(plain, length)
             for gradients in (False, True):
                 memory[gradients].append(peak_memory(run, gradients))
-                pairs = [(seconds(run, gradients), seconds(nothing, gradients)) for _ in range(args.rounds)]
+                calls = [partial(each, gradients) for each in (run, nothing)]
+                pairs = [[timeit.timeit(call, number=1) for call in calls] for _ in range(args.rounds)]
                 ours, theirs = (statistics.median(side) for side in zip(*pairs, strict=True))
                 times[gradients].append(ours)
                 ratios[gradients] = ours / theirs

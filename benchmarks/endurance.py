@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,28 +66,6 @@ def session(out: str, seeds: int) -> None:
     )
 
 
-@dataclass(frozen=True)
-class Endurance:
-    """What came out. ``lost``, ``twice`` and ``different`` count cells; all three should be 0.
-
-    kills      sessions that were killed, of ``sessions``; ``by`` what was killed how often
-    cells      of the study in the end; ``cut`` how many of them were killed at work at least once
-    lost       finished, and later missing, unfinished or unreadable
-    twice      whose weights, result, ablation or measures were written again after they were finished
-    different  whose files differ from those of a study that was never killed (times left out)
-    """
-
-    kills: int
-    sessions: int
-    by: dict[str, int]
-    cells: int
-    cut: int
-    lost: int
-    twice: int
-    different: int
-    seconds: float
-
-
 Stamp = tuple[int, int]
 
 
@@ -129,8 +106,15 @@ def _stamp(path: Path) -> Stamp:
     return result.st_ino, result.st_mtime_ns
 
 
-def run_endurance(out: Path, kills: int, seed: int, reach: float, say: Any) -> Endurance:
-    """Kill, go on, complete, compare."""
+def run_endurance(out: Path, kills: int, seed: int, reach: float, say: Any) -> dict[str, Any]:
+    """Kill, go on, complete, compare. ``lost``, ``twice`` and ``different`` count cells; all three should be 0.
+
+    kills      sessions that were killed, of ``sessions``; ``by`` what was killed how often
+    cells      of the study in the end; ``cut`` how many of them were killed at work at least once
+    lost       finished, and later missing, unfinished or unreadable
+    twice      whose weights, result, ablation or measures were written again after they were finished
+    different  whose files differ from those of a study that was never killed (times left out)
+    """
     rng, began = random.Random(seed), time.monotonic()
     by = dict.fromkeys(("group", "parent", "worker"), 0)
     killed, alone = out / "killed", out / "alone"
@@ -151,17 +135,17 @@ def run_endurance(out: Path, kills: int, seed: int, reach: float, say: Any) -> E
     different = [
         run.name for run in (alone / "runs").iterdir() if _content(run) != _content(killed / "runs" / run.name)
     ]
-    return Endurance(
-        sum(by.values()),
-        sessions,
-        by,
-        len(list((alone / "runs").iterdir())),
-        len(tracker.cut),
-        len(tracker.lost_cells()),
-        len(tracker.repeated_cells()),
-        len(different),
-        round(time.monotonic() - began, 1),
-    )
+    return {
+        "kills": sum(by.values()),
+        "sessions": sessions,
+        "by": by,
+        "cells": len(list((alone / "runs").iterdir())),
+        "cut": len(tracker.cut),
+        "lost": len(tracker.lost_cells()),
+        "twice": len(tracker.repeated_cells()),
+        "different": len(different),
+        "seconds": round(time.monotonic() - began, 1),
+    }
 
 
 def _command(directory: Path, seeds: int) -> list[str]:
@@ -231,13 +215,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary, console.status("killing") as status:
         result = run_endurance(args.out or Path(temporary), args.kills, args.seed, args.reach, status.update)
     table = Table(title="A study killed at random moments and gone on with")
-    for name, value in asdict(result).items():
+    for name, value in result.items():
         table.add_row(name, str(value))
     Console().print(table)
     if args.record is not None:
         args.record.mkdir(parents=True, exist_ok=True)
-        write_json(args.record / "endurance.json", {**asdict(result), "environment": environment()})
-    sys.exit(1 if result.lost or result.twice or result.different else 0)
+        write_json(args.record / "endurance.json", {**result, "environment": environment()})
+    sys.exit(1 if result["lost"] or result["twice"] or result["different"] else 0)
 
 
 if __name__ == "__main__":

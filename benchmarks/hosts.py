@@ -14,7 +14,7 @@ import argparse
 import copy
 import json
 import statistics
-import time
+import timeit
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,12 +71,6 @@ def decoding_step(model: Any, args: argparse.Namespace) -> Callable[[], None]:
     return step
 
 
-def seconds(call: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
 def main() -> None:
     """Print the table, and write it down if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -95,7 +89,7 @@ def main() -> None:
         row: dict[str, Any] = {"encoding": name}
         for step_kind, make in {"training": training_step, "decoding": decoding_step}.items():
             calls = [make(model, args) for model in (own, host)]
-            times = [[seconds(call) for call in calls] for _ in range(args.rounds + 2)][2:]
+            times = [[timeit.timeit(call, number=1) for call in calls] for _ in range(args.rounds + 2)][2:]
             theirs, ours = (statistics.median(each) for each in zip(*times, strict=True))
             ratio = statistics.median(b / a for a, b in times)
             row |= {f"{step_kind}_own": theirs, f"{step_kind}_host": ours, f"{step_kind}_ratio": ratio}

@@ -21,8 +21,10 @@ import os
 import statistics
 import tempfile
 import time
+import timeit
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,22 +153,11 @@ def stores_to_measure() -> Iterator[dict[str, str]]:
 
 def requests(url: str, times: int = 20) -> dict[str, float]:
     """Median seconds of a checkpoint of 10 MB written, and read."""
-    store, content = Remote(url), os.urandom(10_000_000)
-
-    def write(number: int) -> None:
-        store.write(f"run-{number}/checkpoint", content)
-
-    def read(number: int) -> None:
-        store.read(f"run-{number}/checkpoint")
-
-    result = {}
-    for name, ask in (("write 10 MB", write), ("read 10 MB", read)):
-        took = []
-        for number in range(times):
-            begun = time.perf_counter()
-            ask(number)
-            took.append(time.perf_counter() - begun)
-        result[name] = statistics.median(took)
+    store, content, result = Remote(url), os.urandom(10_000_000), {}
+    asks = {"write 10 MB": lambda name: store.write(name, content), "read 10 MB": store.read}
+    for what, ask in asks.items():
+        took = [timeit.timeit(partial(ask, f"run-{number}/checkpoint"), number=1) for number in range(times)]
+        result[what] = statistics.median(took)
     return result
 
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from recorded import RESULTS, record_of
+from recorded import RESULTS, record
 from simulated import EFFECTS, Shape, simulate
 
 from toeplens.cli.studies import load_study
@@ -73,40 +73,16 @@ def ledger_at_look(content: Mapping[str, Any], results: Results) -> list[list[Le
 
 def simulate_errors(worlds: int) -> dict[str, Any]:
     """What results/false-verdicts.json holds."""
-    record = record_of("desk")
-    assert record is not None
-    content, results = record.content, record.results
+    content, results = record("desk").content, record("desk").results
     entries = judge(claims_of(content["parts"]), results, content["protocols"])
     earlier = ledger_at_look(content, results)
-    result = {
-        (shape, effect): simulate(entries, worlds=worlds, effect=effect, shape=shape, earlier=earlier)
+    options: Any = {"worlds": worlds, "earlier": earlier}
+    ledgers = [
+        {"shape": shape, "effect": effect} | simulate(entries, effect=effect, shape=shape, **options)
         for shape in get_args(Shape)
         for effect in EFFECTS
-    }
-    ledgers = [
-        {
-            "shape": shape,
-            "effect": effect,
-            "any_wrong": each.any_wrong,
-            "last_wrong": each.last_wrong,
-            "plain_any_wrong": each.plain_any_wrong,
-            "right": round(sum(error.right for error in each.errors) / len(each.errors), 4),
-        }
-        for (shape, effect), each in result.items()
     ]
-    normal = [result["normal", effect].errors for effect in EFFECTS]
-    rules = [
-        {"id": row[0].claim, "protocol": row[0].protocol, "wrong": [[e.wrong_holds, e.wrong_fails] for e in row]}
-        for row in zip(*normal, strict=True)
-    ]
-    return {
-        "record": "desk",
-        "worlds": worlds,
-        "looks": 1 + len(earlier),
-        "effects": list(EFFECTS),
-        "ledgers": ledgers,
-        "rules": rules,
-    }
+    return {"record": "desk", "worlds": worlds, "looks": 1 + len(earlier), "effects": list(EFFECTS), "ledgers": ledgers}
 
 
 def rejudge_records() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,15 @@ from toeplens.studies import CellResult, Results
 from toeplens.studies.grid import GridSpec, grid_spec
 from toeplens.studies.kit.study import read_record
 from toeplens.training import PRESETS
-from toeplens.utils import read_json
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 
 @dataclass(frozen=True)
 class RecordedStudy:
-    """A study's record: what it holds, and its ledger."""
+    """A study's record."""
 
-    name: str
     content: Mapping[str, Any]
-    entries: list[dict[str, Any]]
 
     @cached_property
     def results(self) -> Results:
@@ -36,16 +33,6 @@ class RecordedStudy:
     def spec(self) -> GridSpec:
         """What a grid study was asked."""
         return grid_spec(yaml.safe_load(self.content["spec"]))
-
-    @cached_property
-    def titles(self) -> dict[str, str]:
-        """What people call each encoding of the study."""
-        if "spec" in self.content:
-            return {column.label: column.title for column in self.spec.columns()}
-        return {row["label"]: row["title"] for row in self.content["table"]}
-
-    def titles_of(self, labels: Iterable[str]) -> dict[str, str]:
-        return {label: self.titles[label] for label in labels}
 
     def titles_under(self, protocol: str, task: str) -> dict[str, str]:
         """The whole encodings of a reproduction's table, not those on some heads."""
@@ -64,9 +51,7 @@ class RecordedStudy:
         return self.spec.model if "spec" in self.content else PRESETS[self.content["scale"]].model
 
 
-def record_of(name: str) -> RecordedStudy | None:
-    """A record of results/; None where there is none yet."""
-    results, claims = RESULTS / name / "results.json.xz", RESULTS / name / "claims.json"
-    if not results.exists() or not claims.exists():
-        return None
-    return RecordedStudy(name, read_record(results).content, read_json(claims)["claims"])
+@cache
+def record(name: str) -> RecordedStudy:
+    """A record of results/."""
+    return RecordedStudy(read_record(RESULTS / name / "results.json.xz").content)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -28,40 +28,6 @@ _SPREAD = 0.05  # of a term with too few models to tell
 _UNSCALED = 0.1  # what stands for a bar that is 0, where an effect has to have a size
 
 
-@dataclass(frozen=True)
-class Errors:
-    """Of one claim under one protocol in all worlds of an effect.
-
-    wrong_holds  share of worlds in which it is said to hold (or in part) and does not
-    wrong_fails  share of worlds in which it is said to fail and does not
-    right        share of worlds in which it is decided as it is
-    """
-
-    claim: str
-    protocol: str | None
-    wrong_holds: float
-    wrong_fails: float
-    right: float
-
-
-@dataclass(frozen=True)
-class Simulation:
-    """A ledger in the worlds of one effect and one shape of the noise.
-
-    any_wrong  share of worlds in which the ledger as a whole, corrected, has a wrong verdict at any look
-    last_wrong  the same at the last look, which is what is read
-    plain_any_wrong  as the first without correction
-    """
-
-    effect: str
-    shape: Shape
-    worlds: int
-    any_wrong: float
-    last_wrong: float
-    plain_any_wrong: float
-    errors: tuple[Errors, ...]
-
-
 def simulate(
     entries: Sequence[LedgerEntry],
     *,
@@ -70,7 +36,7 @@ def simulate(
     shape: Shape = "normal",
     earlier: Sequence[Sequence[LedgerEntry]] = (),
     seed: int = 0,
-) -> Simulation:
+) -> dict[str, float]:
     """Judge a ledger in worlds in which every comparison's mean is a stated multiple of its bar.
 
     The mean is 0, the bar, or twice the bar; of two bars the one farther from 0 counts, and a bar at 0 is where
@@ -86,6 +52,9 @@ def simulate(
                  drawn from what the models themselves are off their mean
         earlier  the ledger at each look before the last, when it had fewer models: said wrongly is then what is wrong
                  at any look, and rightly what is right at the last
+
+    Returns the shares of worlds in which the ledger has a wrong verdict: corrected, at ``any`` look or at the ``last``,
+    and ``plain``, without correction, at any; and the share of claims and worlds decided as they are (``right``).
     """
     open_entries = [entry for entry in entries if any(part.comparison is not None for part in entry.findings)]
     size = EFFECTS[effect]
@@ -95,8 +64,7 @@ def simulate(
         _true_verdict([_true_part_verdict(part, size) for part in entry.findings if part.essential])
         for entry in open_entries
     ]
-    counts = np.zeros((len(open_entries), 3))
-    wrong = np.zeros((worlds, 3), dtype=bool)
+    right, wrong = 0, np.zeros((worlds, 3), dtype=bool)
     for world in range(worlds):
         noise = _Noise(shape, rng)
         samples = [tuple(_simulated_part(part, size, noise) for part in entry.findings) for entry in open_entries]
@@ -105,25 +73,10 @@ def simulate(
         for index, truth in enumerate(truths):
             verdicts = [_label(look[index][0]) for look in looks]
             plain = [_label(look[index][1]) for look in looks]
-            counts[index] += (
-                "holds" in verdicts and truth != "holds",
-                "fails" in verdicts and truth != "fails",
-                verdicts[-1] == truth,
-            )
+            right += verdicts[-1] == truth
             wrong[world] |= [bool(set(each) - {"open", truth}) for each in (verdicts, verdicts[-1:], plain)]
-    rates = counts / worlds
-    return Simulation(
-        effect,
-        shape,
-        worlds,
-        float(wrong[:, 0].mean()),
-        float(wrong[:, 1].mean()),
-        float(wrong[:, 2].mean()),
-        tuple(
-            Errors(entry.claim.id, entry.protocol, *row)
-            for entry, row in zip(open_entries, rates.tolist(), strict=True)
-        ),
-    )
+    shares = dict(zip(("any_wrong", "last_wrong", "plain_any_wrong"), wrong.mean(0).tolist(), strict=True))
+    return shares | {"right": round(right / worlds / len(truths), 4)}
 
 
 def _label(verdict: Verdict) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from recorded import RESULTS, RecordedStudy, record_of
+from recorded import RESULTS, RecordedStudy, record
 
 from toeplens.papers.deposit import SCALES
 from toeplens.papers.deposit.measures import (
@@ -68,14 +68,6 @@ def table(*rows: Row) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
         if not number:
             yield "|---" * len(cells) + "|"
-
-
-@cache
-def record(name: str) -> RecordedStudy:
-    """A record by its folder's name."""
-    result = record_of(name)
-    assert result is not None, f"results/{name} holds no record"
-    return result
 
 
 @cache

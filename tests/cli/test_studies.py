@@ -9,7 +9,6 @@ import signal
 import subprocess
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,13 @@ import pytest
 import torch
 from tests.builders import files_in, wait_until
 from tests.cli.command import TINY, TOEPLENS, Toeplens, command_in_process, set_options
+from tests.papers.deposit.test_study import use_micro_scale
 
 from toeplens.engine import pool
-from toeplens.papers.deposit import SCALES, claims_of
+from toeplens.papers.deposit import claims_of
 from toeplens.studies.kit import study
 from toeplens.training import Run
 from toeplens.training import run as store
-from toeplens.training.presets import COUNT, DISTANCE
 from toeplens.utils import read_json
 from toeplens.utils.execution import INTERRUPTED_MESSAGE
 
@@ -32,18 +31,7 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 @pytest.fixture
 def micro_scale(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The smoke scale made as small as can be."""
-    smoke = SCALES["smoke"]
-    sizes = {n: replace(size, train_examples=32, test_examples=16, epochs=1) for n, size in smoke.tasks.items()}
-    small = replace(
-        smoke,
-        model=smoke.model | {"d_model": 16, "d_ff": 16, "num_heads": 2},
-        tasks=sizes,
-        labels={DISTANCE: ("rope",), COUNT: ("nope",)},
-        partial_heads={DISTANCE: (), COUNT: ()},
-        ablation_examples=12,
-    )
-    monkeypatch.setitem(SCALES, "smoke", small)
+    use_micro_scale(monkeypatch, labels=("rope",))
 
 
 @pytest.fixture

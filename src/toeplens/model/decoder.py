@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Unpack, cast
+from typing import Any, Unpack, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -80,21 +80,15 @@ class _AttentionBase(nn.Module):
         precomputed `pair_factors` of the encoding at the queries and at the keys.
         """
         q, k, v = self.project(queries, context, *(() if rotations is None else (rotations,)))
-        z = attend(
-            q,
-            k,
-            v,
-            encoding=self.encoding,
-            scale=self.scale,
-            key_features=self.encoding.key_features(context),
-            causal=self.causal,
-            shared_bias=shared_bias,
-            rotated=rotations is not None,
-            dropout=self.dropout if self.training else 0.0,
-            fused=fused,
-            **positions,
-        )
-        return z.transpose(1, 2)
+        options = {"dropout": self.dropout if self.training else 0.0, "shared_bias": shared_bias, "fused": fused}
+        return self.attend(q, k, v, context, self.encoding, rotated=rotations is not None, **options, **positions)
+
+    def attend(
+        self, q: Queries, k: Keys, v: Keys, context: KeyStream, encoding: PositionalEncoding, **options: Any
+    ) -> Float[Tensor, "B Nq H head_dim"]:
+        """Each head's output from the layer's projections; other arguments as in `toeplens.encodings.attend`."""
+        arguments = {"scale": self.scale, "key_features": self.encoding.key_features(context), "causal": self.causal}
+        return attend(q, k, v, encoding=encoding, **arguments, **options).transpose(1, 2)
 
     def project(self, queries: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v as [B, H, N, dimensions], before rotation.

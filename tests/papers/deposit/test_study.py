@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,9 @@ def test_an_impossible_grid_is_refused(given: tuple[Any, ...], message: str):
 CELLS = 8
 
 
-def use_micro_scale(monkeypatch: pytest.MonkeyPatch, **optimiser: Any) -> None:
+def use_micro_scale(
+    monkeypatch: pytest.MonkeyPatch, labels: Sequence[str] = ("rope", "mla", "rope-absolute"), **optimiser: Any
+) -> None:
     """The smoke scale made as small as can be: an epoch or two on 32 examples, 4 cells a protocol."""
     smoke = SCALES["smoke"]
     sizes = {
@@ -142,7 +145,7 @@ def use_micro_scale(monkeypatch: pytest.MonkeyPatch, **optimiser: Any) -> None:
         model=smoke.model | {"d_model": 16, "d_ff": 16, "num_heads": 2},
         optimiser=smoke.optimiser | {"batch_size": 16} | optimiser,
         tasks=sizes,
-        labels={DISTANCE: ("rope", "mla", "rope-absolute"), COUNT: ("nope",)},
+        labels={DISTANCE: tuple(labels), COUNT: ("nope",)},
         partial_heads={DISTANCE: (), COUNT: ()},
         ablation_examples=12,
     )

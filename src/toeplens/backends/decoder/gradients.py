@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,8 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from toeplens.backends.decoder.source import position_vectors, trace_layer
-from toeplens.encodings import PositionalEncoding, attend
+from toeplens.backends.decoder.source import position_vectors, trace_layer, with_shared_weights
+from toeplens.encodings import PositionalEncoding
 from toeplens.lens.gradients import LayerGradient, LayerView, Measure, ProjectionInputs
 from toeplens.lens.kit.interventions import Batch, is_counted
 from toeplens.lens.kit.interventions import losses as example_losses
@@ -33,7 +31,7 @@ class DecoderGradients:
     """
 
     def __init__(self, model: Decoder) -> None:
-        self.model = model
+        self.model = with_shared_weights(model)
         self.num_layers, self.num_heads = model.config.num_layers, model.config.num_heads
 
     def gradients(
@@ -54,7 +52,7 @@ class DecoderGradients:
             projections              also return the gradients at q and k, and the inputs of their projections
         """
         model = self.model
-        with torch.enable_grad(), _eval_mode(model):
+        with torch.enable_grad():
             x, context = _begin_pass(model, tokens, lengths)
             steps = []
             for layer in range(self.num_layers):
@@ -83,8 +81,7 @@ class DecoderGradients:
 
     def layer_views(self, tokens: Int[Tensor, "b N"], lengths: Int[Tensor, "b"] | None) -> list[LayerView]:
         """Every layer's attention, as functions of the model's parameters if gradients are recorded."""
-        with _eval_mode(self.model):
-            return _layer_views(self.model, tokens, lengths)
+        return _layer_views(self.model, tokens, lengths)
 
     def descend(self, measure: Measure, batch: Batch, probe: Batch) -> tuple[Tensor, Tensor, float, float]:
         """See `toeplens.lens.gradients.Differentiable`.
@@ -158,17 +155,6 @@ class _MeasureModule(nn.Module):
         return self.measure(_layer_views(self.model, tokens, lengths))
 
 
-@contextmanager
-def _eval_mode(model: Decoder) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
 def _begin_pass(model: Decoder, tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, PassContext]:
     """Start a pass whose gradient flows back to the embeddings and no further, even if parameters are frozen."""
     x, context = model.start_pass(tokens, lengths)
@@ -190,22 +176,10 @@ def _layer_step(model: Decoder, layer: int, x: Tensor, context: PassContext) -> 
         q_positions = positions[query_index] if context.per_sequence else positions[rows]
     q, k, v = attention.project(queries, keys)
     tap = _LogitTap(attention.encoding)
-    z = attend(
-        q,
-        k,
-        v,
-        encoding=tap,
-        q_positions=q_positions,
-        k_positions=positions,
-        scale=attention.scale,
-        rows=None if query_index is None else rows,
-        key_features=attention.encoding.key_features(keys),
-        mask=context.key_mask,
-        causal=attention.causal,
-        fused=False,
-        pairs_per_chunk=_NO_SPLIT,
-    )
-    return _LayerStep(x, keys, queries, query_index, rows, residual, z.transpose(1, 2), q, k, tap)
+    where = {"q_positions": q_positions, "k_positions": positions, "rows": None if query_index is None else rows}
+    options = {"mask": context.key_mask, "fused": False, "pairs_per_chunk": _NO_SPLIT}
+    heads = attention.attend(q, k, v, keys, tap, **where, **options)
+    return _LayerStep(x, keys, queries, query_index, rows, residual, heads, q, k, tap)
 
 
 def _projection_inputs(model: Decoder, layer: int, step: _LayerStep, vectors: Tensor | None) -> ProjectionInputs:

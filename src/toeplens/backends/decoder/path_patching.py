@@ -10,7 +10,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from toeplens.encodings import attend
 from toeplens.model import Block, Decoder, PassContext
 
 Reader = Literal["queries", "keys", "values", "ffn", "readout"]
@@ -104,17 +103,6 @@ def _head_outputs(block: Block, x: Tensor, context: PassContext, removed: dict[s
     q, k, v = attention.project(normed["queries"], keys)
     if ("keys" in removed) != ("values" in removed):
         v = attention.project(normed["queries"], values)[2]
-    z = attend(
-        q,
-        k,
-        v,
-        encoding=attention.encoding,
-        scale=attention.scale,
-        key_features=attention.encoding.key_features(keys),
-        causal=attention.causal,
-        q_positions=context.positions,
-        k_positions=context.positions,
-        mask=context.key_mask,
-        shared_bias=context.shared_bias if block.shares_bias else None,
-    )
-    return z.transpose(1, 2)
+    positions = {"q_positions": context.positions, "k_positions": context.positions, "mask": context.key_mask}
+    shared_bias = context.shared_bias if block.shares_bias else None
+    return attention.attend(q, k, v, keys, attention.encoding, shared_bias=shared_bias, **positions)

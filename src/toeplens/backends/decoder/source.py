@@ -282,7 +282,7 @@ class DecoderSource:
 
     def with_frequency_mask(self, frequency_mask: FrequencyMask, layers: Sequence[int] | None = None) -> DecoderSource:
         """The same weights with masked frequencies in these layers (default: all layers with a rotation)."""
-        model = copy.deepcopy(self.model, {id(weight): weight for weight in self.model.parameters()})
+        model = with_shared_weights(self.model)
         for layer in [i for i, pairs in enumerate(self.pairs_per_layer) if pairs] if layers is None else layers:
             model.block(layer).attention.encoding = with_frequency_mask(self._rotary(layer), frequency_mask)
         return DecoderSource(model)
@@ -429,9 +429,14 @@ def _shallow_copy(module: Module) -> Module:
     return copied
 
 
+def with_shared_weights(model: Decoder) -> Decoder:
+    """A copy in evaluation mode whose parameters are the model's own."""
+    return copy.deepcopy(model, {id(weight): weight for weight in model.parameters()}).eval()
+
+
 def _remove_position(model: Decoder) -> Decoder:
     config = model.config
-    bare = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
+    bare = with_shared_weights(model)
     nope = encodings.build(
         "nope", d_model=config.d_model, num_heads=config.num_heads, head_dim=config.head_dim, max_len=config.max_len
     )
@@ -439,4 +444,4 @@ def _remove_position(model: Decoder) -> Decoder:
     for layer in range(config.num_layers):
         block = bare.block(layer)
         block.attention.encoding, block.shares_bias = nope, False
-    return bare.eval()
+    return bare

@@ -24,6 +24,7 @@ from toeplens.backends.hf.patches import AttentionPatch, LayerContext
 from toeplens.backends.hf.rotation import Rotation, capture_equal_tokens, find_rotation, is_position_free, undo_rotation
 from toeplens.encodings.attention import AttentionComponents, attention_components
 from toeplens.lens.kit.terms import NotSeparable
+from toeplens.lens.kit.toeplitz import toeplitz_profile
 from toeplens.utils import InputError
 
 _CACHE_INPUTS = ("past_key_values", "cache_params")  # inputs that would contain the keys of all layers
@@ -531,15 +532,9 @@ def describe_early_rotation(equal: tuple[Float[Tensor, "1 H N d"], Float[Tensor,
 
 def offset_share(q: Float[Tensor, "1 H N d"], k: Float[Tensor, "1 G N d"]) -> float:
     """Share of the variance of q . k over all pairs of positions that the offset explains: the maximum over heads."""
-    q, k = (x[0, :, :_SHARE_POSITIONS].double() for x in (q, k))
-    logits = q @ k.repeat_interleave(len(q) // len(k), 0).transpose(-2, -1)
-    logits = logits - logits.mean((-2, -1), keepdim=True)
-    positions = torch.arange(logits.shape[-1], device=logits.device)
-    offset = (positions.unsqueeze(-1) - positions + len(positions) - 1).flatten()
-    sums = logits.new_zeros(len(q), 2 * len(positions) - 1).index_add_(1, offset, logits.flatten(1))
-    explained = (sums.square() / offset.bincount()).sum(-1)
-    total = logits.square().sum((-2, -1))
-    return float(torch.where(total > 0, explained / total, torch.ones_like(total)).max())
+    q, k = (x[:, :, :_SHARE_POSITIONS] for x in (q, k))
+    shares = toeplitz_profile(q, k, causal=False, layout="bhnd").variance_explained
+    return float(shares.nan_to_num(1.0).max())
 
 
 def capture_and_compare(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[AttentionCall], None]) -> float:
