@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from toeplens import encodings
-from toeplens.encodings import PositionalEncoding
+from toeplens.encodings import PositionalEncoding, Rotary
 
 SIZES = {"d_model": 24, "num_heads": 3, "head_dim": 8, "max_len": 64}
 ModuleType = TypeVar("Made", bound=nn.Module)
@@ -77,6 +77,16 @@ def pair_by_pair(
             x * y.conjugate() * factor(b, h, row, column, t) for t, (x, y) in enumerate(pairs)
         )
     return total
+
+
+def by_kernel(encoding: Rotary, q: Tensor, k: Tensor, positions: Tensor) -> Tensor:
+    """Re sum over pairs t of q_t conj(k_t) kernel_t(i - j), and the plain product of what is not turned."""
+    turned = slice(encoding.first, encoding.first + 2 * encoding.frequencies.shape[-1])
+    kernel = encoding.kernel((positions[:, None] - positions).flatten()).unflatten(-1, 2 * (len(positions),))
+    shape, dim = ((2, -1), -2) if encoding.pairing == "half" else ((-1, 2), -1)
+    one, other = (torch.complex(*x[..., turned].unflatten(-1, shape).unbind(dim)) for x in (q, k))
+    pairs = torch.einsum("bhit,bhjt,htij->bhij", one, other.conj(), kernel.expand(q.shape[1], -1, -1, -1)).real
+    return pairs + q @ k.mT - q[..., turned] @ k[..., turned].mT
 
 
 def softplus(x: float) -> float:

@@ -214,27 +214,32 @@ def deepseek_sizes(attention: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def our_output(ours: LatentAttention, x: Tensor, positions: Tensor) -> Tensor:
-    z = ours.head_outputs(x, x, q_positions=positions, k_positions=positions)
-    return ours.merge(z)
-
-
-def causal_mask(length: int, dtype: torch.dtype) -> Tensor:
-    return torch.full((length, length), float("-inf"), dtype=dtype).triu(1)[None, None]
-
-
-@pytest.mark.parametrize("interleaved", [True, False])
-def test_mla_matches_deepseek_v3(interleaved: bool) -> None:
-    ours = our_latent_attention("interleaved" if interleaved else "half")
-    config = DeepseekV3Config(**deepseek_sizes("eager", rope_interleave=interleaved))
-    theirs = deepseek_v3.DeepseekV3Attention(config, layer_idx=0)
-    copy_weights(ours, theirs)
-    x, positions = torch.randn(B, 12, WIDTH), torch.arange(12)
-    tables = deepseek_v3.DeepseekV3RotaryEmbedding(config)(x, positions.unsqueeze(0))
-    out, weights = theirs(x, tables, causal_mask(12, x.dtype))
-    assert weights.shape == (B, H, 12, 12)
+def assert_outputs_agree(ours: LatentAttention, theirs: torch.nn.Module, x: Tensor, tables: Any, limit: float) -> None:
+    """Relative to the largest output."""
+    mask = torch.full((12, 12), float("-inf"), dtype=x.dtype).triu(1)[None, None]
+    out, _ = theirs(x, attention_mask=mask, position_embeddings=tables)
+    z = ours.head_outputs(x, x, q_positions=POSITIONS[:12], k_positions=POSITIONS[:12])
     scale = float(out.detach().abs().max())
-    assert_close(our_output(ours, x, positions) / scale, out / scale, 2e-6)
+    assert_close(ours.merge(z) / scale, out / scale, limit)
+
+
+V2 = DeepseekV2Config, deepseek_v2.DeepseekV2Attention, deepseek_v2.DeepseekV2RotaryEmbedding
+V3 = DeepseekV3Config, deepseek_v3.DeepseekV3Attention, deepseek_v3.DeepseekV3RotaryEmbedding
+
+
+@pytest.mark.parametrize(
+    ("version", "interleaved", "q_compress"),
+    [(V3, True, LATENT), (V3, False, LATENT), (V2, True, LATENT), (V2, True, 24), (V2, True, None)],
+)
+def test_mla_matches_deepseek(version: tuple[Any, Any, Any], interleaved: bool, q_compress: int | None) -> None:
+    """With latent queries of the keys' size, of a size of their own (V2), and with none (V2-Lite)."""
+    make_config, attention, rotary = version
+    ours = our_latent_attention("interleaved" if interleaved else "half", q_compress=q_compress)
+    config = make_config(**deepseek_sizes("eager", q_lora_rank=q_compress, rope_interleave=interleaved))
+    theirs = attention(config, layer_idx=0)
+    copy_weights(ours, theirs)
+    x = torch.randn(B, 12, WIDTH)
+    assert_outputs_agree(ours, theirs, x, rotary(config)(x, POSITIONS[None, :12]), 2e-6)
 
 
 def test_mla_matches_deepseek_v3_in_float64() -> None:
@@ -246,22 +251,6 @@ def test_mla_matches_deepseek_v3_in_float64() -> None:
     for norm in ("norm_q", "norm_kv"):
         setattr(ours, norm, torch.nn.Identity())
     theirs.q_a_layernorm = theirs.kv_a_layernorm = torch.nn.Identity()
-    x, positions = torch.randn(B, 12, WIDTH, dtype=torch.float64), torch.arange(12)
     phases = torch.from_numpy(np.tile(angles(ROTARY)[:12], 2)).unsqueeze(0)
-    out, _ = theirs(x, (phases.cos(), phases.sin()), causal_mask(12, x.dtype))
-    scale = float(out.detach().abs().max())
-    assert_close(our_output(ours, x, positions) / scale, out / scale, 1e-12)
-
-
-@pytest.mark.parametrize("q_compress", [LATENT, 24, None])
-def test_mla_matches_deepseek_v2(q_compress: int | None) -> None:
-    """With latent queries of the keys' size, of a size of their own (V2), and with none (V2-Lite)."""
-    ours = our_latent_attention("interleaved", q_compress=q_compress)
-    config = DeepseekV2Config(**deepseek_sizes("eager", q_lora_rank=q_compress))
-    theirs = deepseek_v2.DeepseekV2Attention(config, layer_idx=0)
-    copy_weights(ours, theirs)
-    x, positions = torch.randn(B, 12, WIDTH), torch.arange(12)
-    turns = deepseek_v2.DeepseekV2RotaryEmbedding(config)(x, positions.unsqueeze(0))
-    out, _ = theirs(x, causal_mask(12, x.dtype), position_embeddings=turns)
-    scale = float(out.detach().abs().max())
-    assert_close(our_output(ours, x, positions) / scale, out / scale, 2e-6)
+    x = torch.randn(B, 12, WIDTH, dtype=torch.float64)
+    assert_outputs_agree(ours, theirs, x, (phases.cos(), phases.sin()), 1e-12)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from tests.builders import REPRESENTATIVES
-from tests.encodings.samples import SIZES, build, pair_by_pair, rotated_logits, vectors
+from tests.encodings.samples import SIZES, assert_close, build, by_kernel, rotated_logits, vectors
 from torch import Tensor
 
 from toeplens import encodings
-from toeplens.encodings import OffsetBias, PositionalEncoding, Rotary, offsets_between, registry
+from toeplens.encodings import OffsetBias, PositionalEncoding, registry
 from toeplens.encodings.conformance import Specimen
 from toeplens.encodings.rotary import rotate_pairs
 from toeplens.utils import InputError
@@ -173,26 +173,11 @@ def test_a_rotation_matches_its_kernel_and_is_orthogonal(name: str, options: dic
     q, k = vectors(N, 3, encoding.query_dim)
     positions = torch.arange(0, 3 * N, 3)
     rotated = rotated_logits(encoding, q, k, positions)
-    assert torch.allclose(rotated, by_complex_pairs(encoding, q, k, positions), rtol=0, atol=1e-12)
+    assert_close(rotated, by_kernel(encoding, q, k, positions), 1e-12)
     rotated, _ = encoding.rotate(q, k, positions, positions)
     back, _ = encoding.rotate(rotated, k, -positions, positions)
     assert torch.allclose(rotated.norm(dim=-1), q.norm(dim=-1), rtol=0, atol=1e-12)
     assert torch.allclose(back, q, rtol=0, atol=1e-12)
-
-
-def by_complex_pairs(encoding: Rotary, q: Tensor, k: Tensor, positions: Tensor) -> Tensor:
-    """Re sum over pairs t of q_t conj(k_t) e^(i (i - j) theta_t), and the plain product of what is not turned."""
-    width = 2 * encoding.frequencies.shape[-1]
-    rotated = slice(encoding.first, encoding.first + width)
-    rest = [d for d in range(q.shape[-1]) if not rotated.start <= d < rotated.stop]
-    kernel = encoding.kernel(offsets_between(positions, positions).flatten()).expand(q.shape[1], -1, -1)
-    kernel = kernel.unflatten(-1, (len(positions), len(positions)))
-
-    def factor(b: int, h: int, row: int, column: int, t: int) -> complex:
-        return complex(kernel[h, t, row, column])
-
-    pairs = pair_by_pair(q[..., rotated], k[..., rotated], factor, encoding.pairing)
-    return pairs.real + q[..., rest] @ k[..., rest].transpose(-1, -2)
 
 
 # ---- precision ------------------------------------------------------------------------------------------------------

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from scipy.linalg import expm
+from scipy.linalg import circulant, expm
 from tests.encodings.samples import SIZES, assert_close, random_tensor, randomised, softplus
 from tests.encodings.samples import build as samples_build
 from torch import Tensor
@@ -54,10 +55,10 @@ def rotate(encoding: PositionalEncoding, x: Tensor, places: Tensor) -> Tensor:
     return encoding.rotate(x, x, places, places)[0].detach()
 
 
-def apply(matrices: list[list[np.ndarray]], x: Tensor) -> Tensor:
+def apply(matrix: Callable[[int, int], np.ndarray], x: Tensor) -> Tensor:
     """Each head's and token's matrix times its vector."""
-    rows = [[matrices[h][n] @ x[b, h, n].numpy() for n in range(N)] for b in range(len(x)) for h in range(H)]
-    return torch.from_numpy(np.array(rows)).reshape(x.shape)
+    rows = [[x[:, h, n].numpy() @ matrix(h, n).T for n in range(N)] for h in range(H)]
+    return torch.from_numpy(np.array(rows)).permute(2, 0, 1, 3)
 
 
 def unit_positions(places: Tensor, extents: list[float]) -> np.ndarray:
@@ -70,19 +71,17 @@ def test_liere_rotates_by_the_exponential_of_its_generators(axes: int, places: T
     encoding = build("liere", axes=axes, block=block)
     raw, size = encoding.weight.numpy(), block or D
     coordinates = unit_positions(places, [63.0] * axes)
-    matrices = []
-    for h in range(H):
-        row = []
-        for n in range(N):
-            generator = np.zeros((D, D))
-            for a, m, i in itertools.product(range(axes), range(D // size), range(size)):
-                for j in range(i + 1, size):
-                    generator[m * size + i, m * size + j] += coordinates[n, a] * raw[h, a, m, i, j]
-                    generator[m * size + j, m * size + i] -= coordinates[n, a] * raw[h, a, m, i, j]
-            row.append(expm(generator))
-        matrices.append(row)
+
+    def matrix(h: int, n: int) -> np.ndarray:
+        generator = np.zeros((D, D))
+        for a, m, i in itertools.product(range(axes), range(D // size), range(size)):
+            for j in range(i + 1, size):
+                generator[m * size + i, m * size + j] += coordinates[n, a] * raw[h, a, m, i, j]
+                generator[m * size + j, m * size + i] -= coordinates[n, a] * raw[h, a, m, i, j]
+        return expm(generator)
+
     x = random_tensor(2, H, N, D)
-    assert_close(rotate(encoding, x, places), apply(matrices, x), 1e-11)
+    assert_close(rotate(encoding, x, places), apply(matrix, x), 1e-11)
 
 
 @pytest.mark.parametrize("variant", ["ld", "ap"])
@@ -91,42 +90,36 @@ def test_comrope_rotates_by_exponentials_of_commuting_matrices(variant: str, blo
     encoding = build("comrope", variant=variant, block=block)
     weight = encoding.weight.numpy()
     at = unit_positions(PLANE, [64.0, 64.0])
-    matrices = []
-    for h in range(H):
-        row = []
-        for n in range(N):
-            generator = np.zeros((D, D))
-            for m in range(D // block):
-                part = slice(m * block, (m + 1) * block)
-                for a in range(2):
-                    own = float(m % 2 == a) if variant == "ap" else float(encoding.factors[a, m])
-                    generator[part, part] += at[n, a] * own * (weight[h, m] - weight[h, m].T)
-            row.append(expm(generator))
-        matrices.append(row)
+
+    def matrix(h: int, n: int) -> np.ndarray:
+        generator = np.zeros((D, D))
+        for m, a in itertools.product(range(D // block), range(2)):
+            part = slice(m * block, (m + 1) * block)
+            own = float(m % 2 == a) if variant == "ap" else float(encoding.factors[a, m])
+            generator[part, part] += at[n, a] * own * (weight[h, m] - weight[h, m].T)
+        return expm(generator)
+
     x = random_tensor(2, H, N, D)
-    assert_close(rotate(encoding, x, PLANE), apply(matrices, x), 1e-11)
+    assert_close(rotate(encoding, x, PLANE), apply(matrix, x), 1e-11)
 
 
 @pytest.mark.parametrize(("axes", "places"), [(1, LINE), (2, PLANE)])
 def test_cayley_string_is_rope_after_an_orthogonal_map(axes: int, places: Tensor) -> None:
     encoding = build("string", axes=axes)
     at, omega, weight = unit_positions(places, [1.0] * axes), encoding.weight.numpy(), encoding.skew.numpy()
-    matrices = []
-    for h in range(H):
+
+    def matrix(h: int, n: int) -> np.ndarray:
         skew = np.triu(weight[h], 1) - np.triu(weight[h], 1).T
         basis = (np.eye(D) - skew) @ np.linalg.inv(np.eye(D) + skew)
         assert np.abs(basis @ basis.T - np.eye(D)).max() < 1e-12
-        row = []
-        for n in range(N):
-            rope = np.zeros((D, D))
-            for t in range(D // 2):
-                angle = sum(at[n, a] * omega[h, a, t] for a in range(axes))
-                c, s = math.cos(angle), math.sin(angle)
-                rope[2 * t : 2 * t + 2, 2 * t : 2 * t + 2] = [[c, -s], [s, c]]
-            row.append(rope @ basis)
-        matrices.append(row)
+        rope = np.zeros((D, D))
+        for t, angle in enumerate(at[n] @ omega[h]):
+            c, s = math.cos(angle), math.sin(angle)
+            rope[2 * t : 2 * t + 2, 2 * t : 2 * t + 2] = [[c, -s], [s, c]]
+        return rope @ basis
+
     x = random_tensor(2, H, N, D)
-    assert_close(rotate(encoding, x, places), apply(matrices, x), 1e-11)
+    assert_close(rotate(encoding, x, places), apply(matrix, x), 1e-11)
 
 
 @pytest.mark.parametrize("head_dim", [7, 8])
@@ -137,15 +130,13 @@ def test_circulant_string_is_the_exponential_of_circulant_matrices(axes: int, pl
         encodings.build("string", **sizes, form="circulant", axes=axes).double().requires_grad_(False), std=0.5
     )
     at, column = unit_positions(places, [1.0] * axes), encoding.weight.numpy()
+
+    def matrix(h: int, n: int) -> np.ndarray:
+        matrices = (circulant(column[h, a]) for a in range(axes))
+        return expm(sum(at[n, a] * (each - each.T) for a, each in enumerate(matrices)))
+
     x = random_tensor(2, H, N, head_dim)
-    ours = rotate(encoding, x, places)
-    for h, n in itertools.product(range(H), range(N)):
-        generator = np.zeros((head_dim, head_dim))
-        for a in range(axes):
-            circulant = np.array([[column[h, a, (i - j) % head_dim] for j in range(head_dim)] for i in range(head_dim)])
-            generator += at[n, a] * (circulant - circulant.T)
-        expected = torch.from_numpy(expm(generator)) @ x[:, h, n].unsqueeze(-1)
-        assert float((ours[:, h, n] - expected.squeeze(-1)).abs().max()) < 1e-9
+    assert_close(rotate(encoding, x, places), apply(matrix, x), 1e-9)
 
 
 @pytest.mark.parametrize("form", ["cayley", "circulant"])

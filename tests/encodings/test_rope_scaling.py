@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.integrate import solve_ivp
-from tests.encodings.samples import vectors
+from tests.encodings.samples import assert_close, by_kernel, rotated_logits, vectors
 from torch import Tensor
 from transformers import (
     DeepseekV3Config,
@@ -41,7 +41,6 @@ from transformers import (
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
-from transformers.models.gemma3 import modeling_gemma3 as gemma3
 from transformers.models.gpt_neox import modeling_gpt_neox as gpt_neox
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 from transformers.models.hunyuan_v1_moe.modeling_hunyuan_v1_moe import HunYuanMoEV1RotaryEmbedding
@@ -60,6 +59,7 @@ from toeplens.utils import InputError
 
 H, D, MAX_LENGTH = 2, 16, 64
 LISTS = {"short_factor": [1.0 + 0.05 * t for t in range(D // 2)], "long_factor": [1.5**t for t in range(D // 2)]}
+SAME_BETAS: dict[str, Any] = {"beta_fast": 2.0, "beta_slow": 2.0, "truncate": False}
 CASES: list[dict[str, Any]] = [
     {"rope_type": "default"},
     {"rope_type": "default", "partial_rotary_factor": 0.5},
@@ -68,11 +68,13 @@ CASES: list[dict[str, Any]] = [
     {"rope_type": "dynamic", "factor": 2.0},
     {"rope_type": "dynamic", "factor": 1.0, "rope_theta": 500000.0},
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
-    {"rope_type": "yarn", "original_max_position_embeddings": 16, "truncate": False, "rope_theta": 100.0},
+    {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 16, "truncate": False, "rope_theta": 100.0},
     {"rope_type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "mscale": 1.0, "mscale_all_dim": 0.7},
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 0.7},
     {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "attention_factor": 1.3},
     {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "beta_fast": 4.0, "beta_slow": 0.5},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "rope_theta": 10.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, **SAME_BETAS},
     {"rope_type": "longrope", "original_max_position_embeddings": 16, **LISTS},
     {"rope_type": "longrope", "original_max_position_embeddings": 16, "factor": 32.0, **LISTS},
     {"rope_type": "longrope", "original_max_position_embeddings": 16, "attention_factor": 1.2, **LISTS},
@@ -177,68 +179,6 @@ def test_ntk_aware_scaling_is_rope_with_a_larger_base(factor: float) -> None:
 
 
 # ---- against transformers -------------------------------------------------------------------------------------------
-
-
-def llama_config(head_dim: int, longest: int, parameters: dict[str, Any]) -> LlamaConfig:
-    return LlamaConfig(
-        hidden_size=H * head_dim,
-        num_attention_heads=H,
-        max_position_embeddings=longest,
-        rope_parameters={"rope_theta": 10000.0, **copy.deepcopy(parameters)},
-    )
-
-
-@st.composite
-def drawn_parameters(draw: st.DrawFn) -> tuple[int, int, int, dict[str, Any]]:
-    """Head dimensions, the longest text, a text's length, and what a config might say."""
-    kind = draw(st.sampled_from(["linear", "dynamic", "yarn", "longrope", "llama3", "proportional"]))
-    head_dim, share = draw(st.sampled_from([(8, 1.0), (32, 0.25), (64, 1.0), (80, 0.4), (96, 0.75), (128, 1.0)]))
-    original = draw(st.integers(16, 10_000))
-    factor = draw(st.floats(1.0, 64.0))
-    p: dict[str, Any] = {"rope_type": kind, "rope_theta": draw(st.floats(100.0, 1e7)), "partial_rotary_factor": share}
-    if kind != "longrope" or draw(st.booleans()):
-        p["factor"] = factor
-    if kind in ("yarn", "longrope", "llama3"):
-        p["original_max_position_embeddings"] = original
-    if kind in ("yarn", "longrope") and draw(st.booleans()):
-        p["attention_factor"] = draw(st.floats(0.5, 2.0))
-    if kind == "yarn":
-        optional = {
-            "beta_fast": st.floats(8.0, 64.0),
-            "beta_slow": st.floats(0.25, 8.0),
-            "mscale": st.floats(0.1, 2.0),
-            "mscale_all_dim": st.floats(0.1, 2.0),
-            "truncate": st.booleans(),
-        }
-        p.update({name: draw(values) for name, values in optional.items() if draw(st.booleans())})
-    elif kind == "longrope":
-        count = int(head_dim * share) // 2
-        for name in ("short_factor", "long_factor"):
-            p[name] = draw(st.lists(st.floats(1.0, 60.0), min_size=count, max_size=count))
-    elif kind == "llama3":
-        p["low_freq_factor"] = draw(st.floats(0.5, 2.0))
-        p["high_freq_factor"] = p["low_freq_factor"] + draw(st.floats(0.5, 4.0))
-    longest = math.ceil(original * factor)
-    return head_dim, longest, draw(st.integers(1, 3 * longest)), p
-
-
-@settings(max_examples=40)
-@given(drawn_parameters())
-def test_inverse_frequencies_and_attention_factor_match_transformers(
-    drawn: tuple[int, int, int, dict[str, Any]],
-) -> None:
-    """Theirs are float32 throughout: an exponent's rounding alone is 2^-24 ln(10^7) = 1e-6 of a frequency.
-
-    Llama 3's mean between two numbers of turns that are near each other makes up to ten times that of it.
-    """
-    head_dim, longest, length, parameters = drawn
-    config = llama_config(head_dim, longest, parameters)
-    theirs, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, seq_len=length)
-    ours = build(head_dim=head_dim, max_len=longest, **parameters)
-    frequencies = ours.frequencies_at(torch.tensor([length - 1]))[0]
-    assert frequencies.shape == theirs.shape
-    assert torch.allclose(frequencies, theirs.double(), rtol=1e-5, atol=0)
-    assert ours.magnitude == pytest.approx(factor, rel=1e-12)
 
 
 def phi3_config() -> Phi3Config:
@@ -359,15 +299,7 @@ def test_the_kernel_is_that_of_the_longest_text_and_carries_the_squared_factor(p
     encoding = build(**parameters)
     positions = torch.arange(MAX_LENGTH)
     q, k = vectors(MAX_LENGTH, H, D)
-    kernel = encoding.kernel((positions.unsqueeze(-1) - positions).flatten()).unflatten(-1, (MAX_LENGTH, MAX_LENGTH))[0]
-    n = kernel.shape[0]
-    pairs_q, pairs_k = (torch.complex(x[..., :n], x[..., n : 2 * n]) for x in (q, k))
-    expected = torch.einsum("bhit,bhjt,tij->bhij", pairs_q, pairs_k.conj(), kernel).real
-    expected = expected + q[..., 2 * n :] @ k[..., 2 * n :].transpose(-1, -2)
-    ours = attention_logits(
-        q, k, encoding=encoding, q_positions=positions, k_positions=positions, scale=1.0, causal=False
-    )
-    assert max_difference(ours, expected) <= 1e-10
+    assert_close(rotated_logits(encoding, q, k, positions), by_kernel(encoding, q, k, positions), 1e-10)
     assert encoding.kernel(torch.tensor([0])).real == pytest.approx(encoding.magnitude**2)
 
 
@@ -604,18 +536,6 @@ def test_a_type_without_parameters_is_not_rotated() -> None:
     assert encoding.layers == {1}
 
 
-def test_gemma_3_layers_match_transformers() -> None:
-    config = Gemma3TextConfig()
-    encoding = build(head_dim=config.head_dim, max_len=1000, layer_types=config.layer_types, **config.rope_parameters)
-    theirs, p = gemma3.Gemma3RotaryEmbedding(config), torch.arange(50)
-    q, k = (x.float() for x in vectors(50, H, config.head_dim))
-    for layer in (0, config.layer_types.index("full_attention")):
-        cos, sin = theirs(q, p.unsqueeze(0), config.layer_types[layer])
-        expected = gemma3.apply_rotary_pos_emb(q, k, cos, sin)
-        for ours, other in zip(encoding.for_layer(layer).rotate(q, k, p, p), expected, strict=True):
-            assert torch.allclose(ours, other, atol=3e-5)
-
-
 # ---- by axes, with a temperature ------------------------------------------------------------------------------------
 
 
@@ -789,6 +709,7 @@ PUBLISHED_PARAMETERS: dict[str, tuple[dict[str, Any], str]] = {  # and the param
     "what other types take": ({"type": "linear", "factor": 2.0, "beta_fast": 32, "mscale": 1.0}, "beta_fast, mscale"),
     "two types": ({"rope_type": "linear", "type": "dynamic", "factor": 2.0}, "type"),
     "one list for both": ({"rope_type": "default", "factor": 2.0, "attention_factor": 1.5}, "factor, attention_factor"),
+    **{f"case {n}": (case, "") for n, case in enumerate(CASES) if case["rope_type"] in ROPE_INIT_FUNCTIONS},
 }
 
 

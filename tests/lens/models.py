@@ -11,8 +11,6 @@ import torch
 from hypothesis import strategies as st
 from scipy.stats import entropy
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from toeplens.lens import Batch
 from toeplens.model import Decoder, decoder_config
@@ -152,14 +150,3 @@ def attention_cases(draw: st.DrawFn, least: int = 2) -> dict[str, Any]:
         "scale": draw(st.sampled_from([1.0, 0.5])),
         "lengths": torch.tensor([length, *draw(st.lists(st.integers(0, length), min_size=1, max_size=1))][:count]),
     }
-
-
-class LargestTensor(TorchDispatchMode):
-    """The most numbers that one tensor made inside has."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        self.numel = max([self.numel, *(leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, Tensor))])
-        return out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -41,6 +41,15 @@ def random_input(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
+def assert_agree(fused: Sequence[Tensor], unfused: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
+    """The same values, and the same gradients of a weighted sum of them."""
+    torch.testing.assert_close([*fused], [*unfused], rtol=1e-12, atol=1e-12)
+    weights = [torch.randn_like(part) for part in unfused]
+    sums = (sum((x * w).sum() for x, w in zip(parts, weights, strict=True)) for parts in (fused, unfused))
+    actual, expected = (torch.autograd.grad(y, leaves) for y in sums)
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+
+
 @pytest.fixture
 def fused_steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the steps that are taken as one."""
@@ -60,14 +69,9 @@ def test_finished_matches_the_modules(bias: bool, fused_steps: list[str]):
     parts = modules(bias=bias)
     x, z = random_input(2, 3, 6), random_input(2, 3, 4)
     leaves = [x, z, *(parameter for part in parts for parameter in part.parameters())]
-    weighed = torch.randn(2, 3, 6, dtype=torch.float64)
-    fused, unfused = fused_cpu.finish_layer(x, z, *parts), by_modules(x, z, *parts)
+    fused = fused_cpu.finish_layer(x, z, *parts)
     assert fused_steps == ["_FinishLayer"]
-    torch.testing.assert_close(fused, unfused, rtol=1e-12, atol=1e-12)
-    for actual, expected in zip(
-        *(torch.autograd.grad((y * weighed).sum(), leaves) for y in (fused, unfused)), strict=True
-    ):
-        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+    assert_agree([fused], [by_modules(x, z, *parts)], leaves)
 
 
 @pytest.mark.parametrize("asks", ["all", "some", "others"])
@@ -93,14 +97,7 @@ def test_projected_matches_the_modules_and_the_rotation(asks: str, turns: bool, 
 
     fused = fused_cpu.project_qkv(x, asking, qkv, 2, rotations)
     assert fused_steps == ["_ProjectRotate"]
-    unfused = plain(x, asking)
-    weighed = [torch.randn_like(part) for part in unfused]
-    leaves = [x, qkv.weight, qkv.bias] + ([asking] if asks != "all" else [])
-    sums = [sum((part * w).sum() for part, w in zip(parts, weighed, strict=True)) for parts in (fused, unfused)]
-    for actual, expected in zip(fused, unfused, strict=True):
-        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
-    for actual, expected in zip(*(torch.autograd.grad(y, leaves) for y in sums), strict=True):
-        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+    assert_agree(fused, plain(x, asking), [x, qkv.weight, qkv.bias] + ([asking] if asks != "all" else []))
 
 
 def read_by_modules(x: Tensor, norm: nn.LayerNorm, read: Tensor) -> tuple[Tensor, ...]:
@@ -116,14 +113,9 @@ def test_read_at_matches_the_modules(frozen: str, fused_steps: list[str]):
     leaves = {"x": x, "weight": norm.weight, "bias": norm.bias}
     if frozen != "nothing":
         leaves.pop(frozen).requires_grad_(False)
-    weighed = [torch.randn(3, n, 6, dtype=torch.float64) for n in (4, 1, 1)]
-    fused, unfused = fused_cpu.norm_and_read(x, norm, read), read_by_modules(x, norm, read)
+    fused = fused_cpu.norm_and_read(x, norm, read)
     assert fused_steps == ["_ReadRows"]
-    for actual, expected in zip(fused, unfused, strict=True):
-        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
-    sums = [sum((part * w).sum() for part, w in zip(parts, weighed, strict=True)) for parts in (fused, unfused)]
-    for actual, expected in zip(*(torch.autograd.grad(y, leaves.values()) for y in sums), strict=True):
-        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+    assert_agree(fused, read_by_modules(x, norm, read), list(leaves.values()))
 
 
 def test_frozen_inputs_leave_other_gradients_unchanged():
@@ -134,11 +126,7 @@ def test_frozen_inputs_leave_other_gradients_unchanged():
         for leaf in leaves[frozen] if isinstance(frozen, slice) else [leaves[frozen]]:
             leaf.requires_grad_(False)
         trainable = [leaf for leaf in leaves if leaf.requires_grad]
-        fused, unfused = (
-            torch.autograd.grad(f(x, z, *parts).sum(), trainable) for f in (fused_cpu.finish_layer, by_modules)
-        )
-        for actual, expected in zip(fused, unfused, strict=True):
-            torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+        assert_agree([fused_cpu.finish_layer(x, z, *parts)], [by_modules(x, z, *parts)], trainable)
 
 
 def model(**changes: object) -> Decoder:

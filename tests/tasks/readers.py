@@ -76,7 +76,7 @@ def write_folder(folder: Path, texts: list[bytes]) -> Path:
 
 def documents_of(corpus: Corpus, split: Split) -> list[np.ndarray]:
     """The tokens of each document, without its separator."""
-    stream, starts = corpus.stream(split), corpus.starts(split)
+    stream, starts = corpus.stream(split), corpus.splits[split].starts
     return [np.asarray(stream[a : b - 1]) for a, b in itertools.pairwise(starts)]
 
 

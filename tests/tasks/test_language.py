@@ -79,7 +79,7 @@ def test_windows_tile_the_stream(which: str, split: Split):
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_a_stream_is_documents_with_a_separator_after_each(which: str, split: Split):
     corpus = task_of(which).corpus()
-    stream, starts, sizes = corpus.stream(split), corpus.starts(split), corpus.bytes_of(split)
+    stream, starts, sizes = corpus.stream(split), corpus.splits[split].starts, corpus.splits[split].bytes
     assert (starts[0], starts[-1], len(starts)) == (0, len(stream), len(sizes) + 1)
     assert starts.dtype == sizes.dtype == np.int64
     assert (stream[starts[1:] - 1] == corpus.separator).all()

@@ -98,8 +98,8 @@ def test_a_single_document_is_split_at_line_ends(tmp_path: Path):
     assert all(part.endswith(b"\n") for part in parts)
     assert b"".join(sorted(parts, key=text.encode().index)) == text.encode()
     total = len(text)
-    assert 0.1 * total <= documents.bytes_of("test").sum() <= 0.12 * total
-    assert 0.05 * total <= documents.bytes_of("validation").sum() <= 0.07 * total
+    assert 0.1 * total <= documents.splits["test"].bytes.sum() <= 0.12 * total
+    assert 0.05 * total <= documents.splits["validation"].bytes.sum() <= 0.07 * total
     assert documents.metadata["cut"] is True
 
 
@@ -273,9 +273,9 @@ def test_documents_match_the_tokenizer(folder: Path, text: Path):
     reader.encode_special_tokens = True
     assert sorted(tokens_of(task)) == sorted(reader.encode(document).ids for document in DOCUMENTS)
     for split in SPLITS:
-        assert (corpus.stream(split)[corpus.starts(split)[1:] - 1] == 1).all()
-        assert np.count_nonzero(corpus.stream(split) == 1) == len(corpus.bytes_of(split))
-    assert sum(int(corpus.bytes_of(split).sum()) for split in SPLITS) == sum(len(d.encode()) for d in DOCUMENTS)
+        assert (corpus.stream(split)[corpus.splits[split].starts[1:] - 1] == 1).all()
+        assert np.count_nonzero(corpus.stream(split) == 1) == len(corpus.splits[split].bytes)
+    assert sum(int(corpus.splits[split].bytes.sum()) for split in SPLITS) == sum(len(d.encode()) for d in DOCUMENTS)
     assert corpus.counts.sum() == len(corpus.stream("train"))
     assert corpus.separator not in corpus.frequent_tokens(1000)
     assert corpus.metadata["tokenizer"] == str(folder)

@@ -78,14 +78,6 @@ class Corpus:
         """All documents of a split, concatenated, with a separator after each; unsigned or int32."""
         return self.splits[choose("split", split, SPLITS)].tokens
 
-    def starts(self, split: Split) -> Int[np.ndarray, "D1"]:
-        """Start of each document in the stream, and the end of the stream."""
-        return self.splits[split].starts
-
-    def bytes_of(self, split: Split) -> Int[np.ndarray, "D"]:
-        """Size of each document in bytes."""
-        return self.splits[split].bytes
-
     def frequent_tokens(self, count: int) -> Int[np.ndarray, "m"]:
         """The most frequent tokens of the training split, at most ``count``, without the separator.
 

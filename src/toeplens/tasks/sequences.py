@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.special import bdtrc, gammaln
+from scipy.special import bdtrc
 
 from toeplens.tasks.base import PAD, Examples, Shares, Task, Tokens, Vector, at_least, at_most, insert
 from toeplens.utils import invalid
@@ -131,6 +131,8 @@ class Sort(RewriteTask):
 
     def shares(self) -> Shares:
         """The label at a step is an order statistic of the words, and the length is informative about the step."""
+        from scipy.stats import hypergeom
+
         joint = np.zeros((self.length + 1, self.words))
         word = np.arange(1, self.words + 1)
         for size in range(self.min_items, self.max_items + 1):
@@ -138,19 +140,10 @@ class Sort(RewriteTask):
             if self.repeats:  # at least step + 1 of the words are word or less
                 probabilities = np.diff(bdtrc(step, size, word / self.words), axis=1, prepend=0.0)
             else:  # step words are less and the rest are more
-                probabilities = np.exp(
-                    _log_choose(word - 1, step)
-                    + _log_choose(self.words - word, size - 1 - step)
-                    - _log_choose(np.array(self.words), np.array(size))
-                )
+                logs = hypergeom.logpmf(step, self.words - 1, word - 1, size - 1)
+                probabilities = np.exp(logs) * size / self.words
             joint[size + 1 : 2 * size + 1] += probabilities / size
         return joint / (self.max_items - self.min_items + 1)
-
-
-def _log_choose(total: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """The logarithm of the binomial coefficient, -inf if it is 0."""
-    others = np.maximum(total - chosen, 0)
-    return np.where(chosen <= total, gammaln(total + 1) - gammaln(chosen + 1) - gammaln(others + 1), -np.inf)
 
 
 # ---- addition --------------------------------------------------------------------------------------------------------

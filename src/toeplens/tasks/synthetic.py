@@ -12,6 +12,7 @@ from typing import Annotated
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy.special import entr
 
 from toeplens.tasks.base import Split, Tokens, at_least, at_most
 from toeplens.tasks.corpus import SPLITS, Corpus, CorpusSplit, assign_splits, dtype_of, split_sizes
@@ -68,12 +69,6 @@ def zipf(words: int) -> Float[np.ndarray, "words"]:
     """Zipf's law: probabilities that fall with the rank."""
     shares = 1 / np.arange(1, words + 1)
     return shares / shares.sum()
-
-
-def entropy_of(shares: Float[np.ndarray, "n"]) -> float:
-    """Entropy of a distribution, in nats."""
-    positive = shares[shares > 0]
-    return float(-(positive * np.log(positive)).sum())
 
 
 def sample(shares: Float[np.ndarray, "n"], chances: Float[np.ndarray, "..."]) -> Int[np.ndarray, "..."]:
@@ -191,13 +186,13 @@ class MarkovLanguage(SyntheticLanguage):
         With copies the entropy is higher, by at most `copy_entropy`.
         """
         chain_tokens = sum(share * (1 - rate) for share, rate, _ in self._copy_states())
-        return (self.order * math.log(self.words) + chain_tokens * entropy_of(zipf(self.branches))) / self.document
+        return (self.order * math.log(self.words) + chain_tokens * entr(zipf(self.branches)).sum()) / self.document
 
     def copy_entropy(self) -> float:
         """Nats per token in the start and source of copies."""
         return (
             sum(
-                share * (entropy_of(np.array([rate, 1 - rate])) + rate * math.log(sources))
+                share * (entr([rate, 1 - rate]).sum() + rate * math.log(sources))
                 for share, rate, sources in self._copy_states()
                 if rate
             )
@@ -284,9 +279,9 @@ class NestedLanguage(SyntheticLanguage):
         deepest = min(self.max_depth, self.document)
         up, down = np.full(deepest + 1, self.opens), np.full(deepest + 1, self.closes)
         up[self.max_depth :], down[0] = 0.0, 0.0
-        word = 1 - up - down
-        kinds = np.array([entropy_of(np.array(chances)) for chances in zip(up, down, word, strict=True)])
-        per_depth = kinds + up * math.log(self.kinds) + word * entropy_of(zipf(self.words))
+        word = np.maximum(1 - up - down, 0.0)
+        kinds = entr([up, down, word]).sum(0)
+        per_depth = kinds + up * math.log(self.kinds) + word * entr(zipf(self.words)).sum()
         depth_shares: Float[np.ndarray, "depths"] = np.zeros(deepest + 1)
         depth_shares[0], total = 1.0, 0.0
         for _ in range(self.document):

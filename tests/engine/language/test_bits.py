@@ -21,7 +21,7 @@ def measured_bits(task: LanguageTask) -> BitsPerByte:
 
 def expected_bits_per_byte(task: LanguageTask) -> float:
     corpus = task.corpus()
-    return (np.diff(corpus.starts("test")) - 1).sum() / corpus.bytes_of("test").sum() / math.log(2)
+    return (np.diff(corpus.splits["test"].starts) - 1).sum() / corpus.splits["test"].bytes.sum() / math.log(2)
 
 
 def test_bits_per_byte_are_the_mean_loss_of_the_texts(task: LanguageTask, measured_bits: BitsPerByte):

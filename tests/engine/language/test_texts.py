@@ -14,7 +14,7 @@ from toeplens.utils import InputError
 
 def test_passages_are_disjoint_pieces_of_documents(task: LanguageTask):
     corpus = task.corpus()
-    stream, starts = np.asarray(corpus.stream("test")), corpus.starts("test")
+    stream, starts = np.asarray(corpus.stream("test")), corpus.splits["test"].starts
     texts = cut_passages(corpus, "test", LENGTH, 10_000, seed=3)
     sizes = np.diff(starts) - 1
     assert len(texts) == (sizes // (LENGTH + 1)).sum()
@@ -34,7 +34,7 @@ def test_passages_are_disjoint_pieces_of_documents(task: LanguageTask):
 
 def test_passages_cover_all_documents_and_fewer_are_a_prefix_of_more(task: LanguageTask):
     corpus = task.corpus()
-    many = len(corpus.starts("test")) - 1
+    many = len(corpus.splits["test"].starts) - 1
     texts = cut_passages(corpus, "test", LENGTH, 10 * many, seed=0)
     counts = np.bincount(texts.documents, minlength=many)
     assert (counts > 0).all()  # ten a document on average, of equally long ones

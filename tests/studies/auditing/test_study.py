@@ -21,6 +21,8 @@ from toeplens.backends import DecoderSource
 from toeplens.backends.hf import attention as masks_module
 from toeplens.backends.hf import calls as calls_module
 from toeplens.backends.hf import calls as proof_module
+from toeplens.encodings import cpu_products
+from toeplens.encodings.conformance import _LargestTensor
 from toeplens.lens import AttentionTrace, behaviour, fit_decay
 from toeplens.studies import auditing
 from toeplens.studies.auditing import COLUMNS, Audit, audit, effects, measuring, sentences
@@ -216,27 +218,16 @@ def test_logits_by_offset_match_with_ffts(kind: str, monkeypatch: pytest.MonkeyP
 
 def test_long_inputs_allocate_no_n_by_n_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest tensor that any operation makes stays far below N x N."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Largest(TorchDispatchMode):
-        size = 0
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            out = func(*args, **(kwargs or {}))
-            for x in out if isinstance(out, tuple | list) else (out,):
-                if isinstance(x, Tensor):
-                    self.size = max(self.size, x.untyped_storage().nbytes() // max(1, x.element_size()))
-            return out
-
     length = 1024
     tokens = torch.randint(3, 60, (1, length), generator=torch.Generator().manual_seed(2))
     monkeypatch.setattr(masks_module, "AT_ONCE", 1 << 14)
     monkeypatch.setattr(proof_module, "_AT_ONCE", 1 << 14)
     monkeypatch.setattr(calls_module, "_BLOCK", 1 << 14)
     model = model_of("Llama", max_position_embeddings=length, num_hidden_layers=1)
-    with Largest() as seen:
+    cpu_products.medium_is_exact()
+    with _LargestTensor() as seen:
         audit(model, tokens, effects="none")
-    assert seen.size < length**2 / 2
+    assert seen.elements < length**2 / 2
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ def cut_passages(corpus: Corpus, split: Split, length: int, limit: int, seed: in
     """
     if length < MIN_LENGTH:
         raise invalid("length", f"be at least {MIN_LENGTH}", length)
-    stream, starts = corpus.stream(split), corpus.starts(split)
+    stream, starts = corpus.stream(split), corpus.splits[split].starts
     sizes = np.diff(starts) - 1  # without the separator
     counts = sizes // (length + 1)
     if int((counts > 0).sum()) < MIN_DOCUMENTS:
@@ -86,8 +86,8 @@ def cut_longest(
 
 def bpb_scale(corpus: Corpus, split: Split, documents: Int[np.ndarray, "K"]) -> Float[np.ndarray, "K"]:
     """Factor from nats per token to bits per byte for each text: its document's tokens per byte over log 2."""
-    tokens = np.diff(corpus.starts(split)) - 1  # without the separator
-    return tokens[documents] / corpus.bytes_of(split)[documents] / np.log(2)
+    tokens = np.diff(corpus.splits[split].starts) - 1  # without the separator
+    return tokens[documents] / corpus.splits[split].bytes[documents] / np.log(2)
 
 
 @torch.no_grad()
