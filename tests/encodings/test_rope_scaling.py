@@ -60,6 +60,7 @@ from toeplens.utils import InputError
 H, D, MAX_LENGTH = 2, 16, 64
 LISTS = {"short_factor": [1.0 + 0.05 * t for t in range(D // 2)], "long_factor": [1.5**t for t in range(D // 2)]}
 SAME_BETAS: dict[str, Any] = {"beta_fast": 2.0, "beta_slow": 2.0, "truncate": False}
+LATE_END: dict[str, Any] = {"rope_theta": 10.0, "beta_fast": 600.0}  # the ramp would end beyond the dimensions
 CASES: list[dict[str, Any]] = [
     {"rope_type": "default"},
     {"rope_type": "default", "partial_rotary_factor": 0.5},
@@ -73,7 +74,7 @@ CASES: list[dict[str, Any]] = [
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 0.7},
     {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "attention_factor": 1.3},
     {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "beta_fast": 4.0, "beta_slow": 0.5},
-    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "rope_theta": 10.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, **LATE_END},
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, **SAME_BETAS},
     {"rope_type": "longrope", "original_max_position_embeddings": 16, **LISTS},
     {"rope_type": "longrope", "original_max_position_embeddings": 16, "factor": 32.0, **LISTS},

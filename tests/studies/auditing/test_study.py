@@ -20,7 +20,6 @@ from torch import Tensor
 from toeplens.backends import DecoderSource
 from toeplens.backends.hf import attention as masks_module
 from toeplens.backends.hf import calls as calls_module
-from toeplens.backends.hf import calls as proof_module
 from toeplens.encodings import cpu_products
 from toeplens.encodings.conformance import _LargestTensor
 from toeplens.lens import AttentionTrace, behaviour, fit_decay
@@ -221,7 +220,7 @@ def test_long_inputs_allocate_no_n_by_n_table(monkeypatch: pytest.MonkeyPatch) -
     length = 1024
     tokens = torch.randint(3, 60, (1, length), generator=torch.Generator().manual_seed(2))
     monkeypatch.setattr(masks_module, "AT_ONCE", 1 << 14)
-    monkeypatch.setattr(proof_module, "_AT_ONCE", 1 << 14)
+    monkeypatch.setattr(calls_module, "_AT_ONCE", 1 << 14)
     monkeypatch.setattr(calls_module, "_BLOCK", 1 << 14)
     model = model_of("Llama", max_position_embeddings=length, num_hidden_layers=1)
     cpu_products.medium_is_exact()
