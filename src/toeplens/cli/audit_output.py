@@ -13,8 +13,7 @@ import typer
 from toeplens import report
 from toeplens.cli.console import echo, print_json, print_table
 from toeplens.cli.progress import ProgressBars
-from toeplens.studies.auditing.record import LayerRecord
-from toeplens.studies.auditing.result import Audit
+from toeplens.studies.auditing.record import Audit, LayerRecord
 from toeplens.studies.auditing.sentences import HeadNames
 from toeplens.studies.auditing.study import Data, audit_in
 from toeplens.studies.kit.options import AuditOptions

@@ -27,8 +27,7 @@ from toeplens.report.page import Figure, Page, Section
 from toeplens.report.tables import DASH, Table, TableCell, code, make_table, settings_table
 from toeplens.report.theme import COLOURS, Style
 from toeplens.studies.auditing import sentences
-from toeplens.studies.auditing.record import COLUMNS, SOURCES, AuditRecord, BandRecord, HeadRecord, LayerRecord
-from toeplens.studies.auditing.result import Audit
+from toeplens.studies.auditing.record import COLUMNS, SOURCES, Audit, BandRecord, HeadRecord, LayerRecord
 from toeplens.studies.auditing.sentences import PATTERN_SHARE, UNIFORM_ENTROPY, HeadNames, layer_spans, side_kind_title
 from toeplens.studies.kit.probe_items import MIN_RETRIEVAL
 from toeplens.utils.formatting import fmt, join_list, percent, sig_figs, to_sci
@@ -67,12 +66,12 @@ _TOOLTIPS = {
 }
 
 
-def known_columns(audit: AuditRecord) -> list[str]:
+def known_columns(audit: Audit) -> list[str]:
     """The columns of numbers that are known for at least one head."""
     return [name for name in NUMBERS if any(getattr(head, name) is not None for head in audit.heads)]
 
 
-def digits_of(column: str, *audits: AuditRecord) -> int:
+def digits_of(column: str, *audits: Audit) -> int:
     """Decimals of a column; for effects, enough to show three significant digits of the largest."""
     if column not in EFFECTS:
         return {"distance": 1, "half_distance": 1, "centre": 2, "dead": 0}.get(column, 3)
@@ -80,7 +79,7 @@ def digits_of(column: str, *audits: AuditRecord) -> int:
     return min(12, max(0, 2 - floor(log10(size)))) if size else 3
 
 
-def is_idle(audit: AuditRecord, head: HeadRecord) -> bool:
+def is_idle(audit: Audit, head: HeadRecord) -> bool:
     """Whether a head has nearly uniform attention, and no significant effect if effects were measured."""
     if head.entropy is None or head.entropy < UNIFORM_ENTROPY:
         return False
@@ -91,14 +90,14 @@ def is_idle(audit: AuditRecord, head: HeadRecord) -> bool:
     return abs(head.effect) <= 0.01 * max(abs(other.effect or 0.0) for other in audit.heads)
 
 
-def head_role(audit: AuditRecord, head: HeadRecord) -> Style:
+def head_role(audit: Audit, head: HeadRecord) -> Style:
     """The kind of a head: that of its attention pattern, if it has one."""
     if is_idle(audit, head):
         return IDLE
     return next((style for name, style in ROLES.items() if (getattr(head, name) or 0.0) > CUTOFFS[name]), OTHER)
 
 
-def notable_heads(audit: AuditRecord) -> dict[int, str]:
+def notable_heads(audit: Audit) -> dict[int, str]:
     """Heads to look at, by index in the record, each with its reason: the largest of each kind, in turns."""
     values: dict[str, dict[int, float]] = {name: {} for name in _REASONS}
     for i, head in enumerate(audit.heads):
@@ -121,14 +120,14 @@ def notable_heads(audit: AuditRecord) -> dict[int, str]:
     return {i: chosen[i] for i in sorted(chosen, key=order)}
 
 
-def _pattern_column(audit: AuditRecord, head: HeadRecord, reason: str) -> str:
+def _pattern_column(audit: Audit, head: HeadRecord, reason: str) -> str:
     """The column of a head's pattern, except attention on the first token, or else of the reason to look at it."""
     style = head_role(audit, head)
     column = next((name for name, candidate in ROLES.items() if candidate is style and name != "first"), "")
     return column or (reason if reason in ROLES else "")
 
 
-def describe_heads(audit: AuditRecord, chosen: dict[int, str]) -> list[str]:
+def describe_heads(audit: Audit, chosen: dict[int, str]) -> list[str]:
     """The chosen heads in numbered lines, such as L9 H8: previous token 0.84, positional 0.83."""
     lines = []
     for n, (i, reason) in enumerate(chosen.items(), 1):
@@ -144,7 +143,7 @@ def describe_heads(audit: AuditRecord, chosen: dict[int, str]) -> list[str]:
     return lines
 
 
-def head_rows(audit: AuditRecord, columns: Iterable[str] = ()) -> list[dict[str, Any]]:
+def head_rows(audit: Audit, columns: Iterable[str] = ()) -> list[dict[str, Any]]:
     """The heads as rows of charts, with some columns of numbers; ``frequency`` is the mean RoPE frequency used."""
     head_names, rows = HeadNames.of_audits(audit), []
     for head in audit.heads:
@@ -163,24 +162,24 @@ def _head_tips(columns: Iterable[str]) -> list[Any]:
     return tooltip(name="Head", role="Kind", **{name: _TOOLTIPS[name] for name in columns if name in _TOOLTIPS})
 
 
-def _attention_panels(chart: Chart, audit: AuditRecord) -> Chart:
+def _attention_panels(chart: Chart, audit: Audit) -> Chart:
     """A panel for each side and kind of attention, if there are several."""
     places = HeadNames.of_audits(audit).side_kinds
     return chart if len(places) < 2 else facet_grid(chart, "place", map(side_kind_title, places))
 
 
-def _roles(audit: AuditRecord) -> list[Style]:
+def _roles(audit: Audit) -> list[Style]:
     """The kinds of heads that occur, for the legend."""
     roles = {head_role(audit, head) for head in audit.heads}
     return [style for style in (*ROLES.values(), OTHER, IDLE) if style in roles]
 
 
-def _map_column(audit: AuditRecord) -> str:
+def _map_column(audit: Audit) -> str:
     """The column that colours the map of heads; empty if none is known."""
     return next((name for name in ("positional", "previous", "first", "entropy") if name in known_columns(audit)), "")
 
 
-def map_chart(audit: AuditRecord) -> Chart:
+def map_chart(audit: Audit) -> Chart:
     """Heads by layer, coloured by positional share; the heads to look at are numbered, outlined and named."""
     column, chosen = _map_column(audit), notable_heads(audit)
     columns = [column, *(name for name in _TOOLTIPS if name in known_columns(audit) and name != column)]
@@ -195,7 +194,7 @@ def map_chart(audit: AuditRecord) -> Chart:
 
 
 def head_map(
-    audit: AuditRecord,
+    audit: Audit,
     rows: Sequence[dict[str, Any]],
     column: str,
     end: float,
@@ -220,7 +219,7 @@ def head_map(
     return chart.properties(title=caption) if caption else chart
 
 
-def frequency_chart(audit: AuditRecord) -> Chart:
+def frequency_chart(audit: Audit) -> Chart:
     """Heads by the mean frequency that they use and their positional share."""
     columns = ("positional", "frequency")
     rows = [row for row in head_rows(audit, columns) if None not in (row["frequency"], row["positional"])]
@@ -234,7 +233,7 @@ def frequency_chart(audit: AuditRecord) -> Chart:
     return _attention_panels(marks.encode(x=alt.X(**x), y=alt.Y(**y), tooltip=_head_tips(columns), **mark_style), audit)
 
 
-def shares_chart(audit: AuditRecord) -> Chart:
+def shares_chart(audit: Audit) -> Chart:
     """Heads by positional and symbolic share."""
     size = "effect" if audit.effect == "loss" and "effect" in known_columns(audit) else ""
     columns = [*SHARES, *([size] if size else [])]
@@ -244,7 +243,7 @@ def shares_chart(audit: AuditRecord) -> Chart:
     return share_plane(rows, _roles(audit), tips=_head_tips(columns), series="role", size=size)
 
 
-def frequency_use_chart(audit: AuditRecord) -> Chart | None:
+def frequency_use_chart(audit: Audit) -> Chart | None:
     """Mean share of the logits' variance in each RoPE pair, by layer; None if unknown."""
     head_names, rows = HeadNames.of_audits(audit), []
     for layer in audit.layers:
@@ -266,7 +265,7 @@ def frequency_use_chart(audit: AuditRecord) -> Chart | None:
     return heatmap(rows, *axes, "value", title="share", domain=(low, end), tips=tips, marks="mark")
 
 
-def effects_chart(audit: AuditRecord) -> Chart:
+def effects_chart(audit: Audit) -> Chart:
     """The effect of each head above its layer, with its interval; the largest are named."""
     counts = {layer.layer_key: max(1, layer.heads) for layer in audit.layers}
     columns = [name for name in (*EFFECTS, "positional") if name in known_columns(audit)]
@@ -288,7 +287,7 @@ def effects_chart(audit: AuditRecord) -> Chart:
     return _attention_panels(alt.layer(*bars, points, text).properties(height=280), audit)
 
 
-def band_rows(audit: AuditRecord) -> list[dict[str, Any]]:
+def band_rows(audit: Audit) -> list[dict[str, Any]]:
     """The effect of each frequency band of each layer."""
     return [
         {
@@ -311,7 +310,7 @@ def bands_chart(rows: Sequence[dict[str, Any]]) -> Chart:
     return heatmap(rows, *axes, "effect", title="effect", domain=(-end, end), tips=tips, form=".3~f")
 
 
-def notable_table(audit: AuditRecord, chosen: dict[int, str]) -> Table:
+def notable_table(audit: Audit, chosen: dict[int, str]) -> Table:
     """The heads to look at, each with its reason."""
     columns = [name for name in (*SHARES[:2], *ROLES, "distance", "effect") if name in known_columns(audit)]
     rows: list[list[str | TableCell]] = []
@@ -328,7 +327,7 @@ def notable_table(audit: AuditRecord, chosen: dict[int, str]) -> Table:
     return make_table("Heads to look at", titles, rows, right=range(2, len(titles)), css="numbers small")
 
 
-def heads_table(audit: AuditRecord) -> Table:
+def heads_table(audit: Audit) -> Table:
     """All heads with every known number; layers and heads are counted from 1."""
     digits = {name: digits_of(name, audit) for name in known_columns(audit)}
     rows = [
@@ -341,7 +340,7 @@ def heads_table(audit: AuditRecord) -> Table:
     return make_table("All heads", titles, rows, right=range(1, len(titles)), note=note, css="numbers small sortable")
 
 
-def deposits_table(audit: AuditRecord) -> Table:
+def deposits_table(audit: Audit) -> Table:
     """How the effects of each layer are distributed over its heads."""
     rows, digits = [], digits_of("effect", audit)
     for layer in audit.layers:
@@ -365,7 +364,7 @@ def effect_interval(record: HeadRecord | BandRecord, digits: int) -> str:
     return DASH if None in ends else " to ".join(fmt(end, digits) for end in ends)
 
 
-def layers_table(audit: AuditRecord, layers: Sequence[LayerRecord], name: str) -> Table:
+def layers_table(audit: Audit, layers: Sequence[LayerRecord], name: str) -> Table:
     """Attention calls, and how much the recomputed values differ from the model's own."""
     rows: list[list[str | TableCell]] = []
     for layer in layers:

@@ -16,8 +16,7 @@ from toeplens.report.page import Figure, Page, Section
 from toeplens.report.tables import Table, TableCell, make_table
 from toeplens.report.theme import Style, styles
 from toeplens.studies.auditing import sentences
-from toeplens.studies.auditing.record import HeadRecord, LayerRecord
-from toeplens.studies.auditing.result import Audit
+from toeplens.studies.auditing.record import Audit, HeadRecord, LayerRecord
 from toeplens.studies.auditing.sentences import PATTERN_SHARE, HeadNames, layer_spans
 from toeplens.utils.formatting import fmt, sig_figs
 

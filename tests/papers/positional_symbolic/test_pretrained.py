@@ -30,7 +30,7 @@ from toeplens.papers.positional_symbolic.pretrained.parts import (
     retrieval_heads,
 )
 from toeplens.papers.positional_symbolic.pretrained.study import compare_by_text
-from toeplens.studies.auditing.record import AuditRecord, HeadRecord
+from toeplens.studies.auditing.record import Audit, HeadRecord
 from toeplens.utils import InputError
 
 TEXTS = {"one": TEXT, "other": TEXT[::-1]}
@@ -153,7 +153,7 @@ def with_head_values(
     for text in range(6):
         audit = audits[f"{kind}-{text}"]
         heads = tuple(replace(head, **change(head, text)) for head in audit.heads)
-        audits[f"{kind}-{text}"] = AuditRecord.from_dict(replace(audit, heads=heads).to_dict())
+        audits[f"{kind}-{text}"] = Audit.from_dict(replace(audit, heads=heads).to_dict())
     return replace(study, audits=audits)
 
 

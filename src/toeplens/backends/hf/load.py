@@ -263,17 +263,20 @@ def open_model(model: Any, **options: Any) -> LoadedModel:
     """Load a model by its name or directory (`load_model`). Model objects and `LoadedModel` are passed through.
 
     Raises `InputError` for a model object without the encoding that its configuration says is installed, and for
-    options of loading (``dtype``, ``device``, ``memory``, ``pickled``) that are set for one.
+    options of loading (``dtype``, ``device``, ``memory``, ``pickled``) that differ from what it has.
     """
     if isinstance(model, str | Path):
         return load_model(str(model), **options)
-    for name, default in {"dtype": "auto", "device": "auto", "memory": None, "pickled": False}.items():
-        if options.get(name, default) != default:
-            advice = " Use model.to(...)." if name in ("dtype", "device") else ""
+    inner = model.model if isinstance(model, LoadedModel) else hf.require_pretrained(model)
+    device = hf.device_of(inner)
+    known = {"dtype": {"auto", str(inner.dtype).removeprefix("torch.")}, "device": {"auto", device.type, str(device)}}
+    for name, allowed in (known | {"memory": {None}, "pickled": {False}}).items():
+        if name in options and options[name] not in allowed:
+            advice = " Use model.to(...)." if name in known else ""
             raise InputError(f"{name} must not be set for a model object, only for a name or a directory.{advice}")
     if isinstance(model, LoadedModel):
         return model
-    entry = getattr(hf.require_pretrained(model).config, ENCODINGS, None)
+    entry = getattr(inner.config, ENCODINGS, None)
     if entry is not None and HOST not in vars(model):
         encoding = f"the encoding {repr_of(entry)} of its configuration"
         raise InputError(f"model: {encoding} is not installed. Open its directory with toeplens.hosts.load.")

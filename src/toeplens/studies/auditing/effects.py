@@ -17,7 +17,7 @@ from toeplens.backends.hf.effect_metric import MIN_SEQUENCES
 from toeplens.backends.hf.effects import EstimateTarget, head_estimates
 from toeplens.lens import bootstrap_means, check_estimates, gini, sample_heads
 from toeplens.studies.auditing.inputs import AuditContext
-from toeplens.studies.auditing.record import AuditCache, AuditRecord, BandRecord, CallRecords, MetricName, Number
+from toeplens.studies.auditing.record import Audit, AuditCache, BandRecord, CallRecords, MetricName, Number
 from toeplens.utils.formatting import finite_or_none
 from toeplens.utils.machine import is_out_of_memory
 
@@ -35,14 +35,14 @@ EstimateFn = Callable[[Mapping[str, Any]], Float[np.ndarray, "n"] | None]
 AblateFn = Callable[[Mapping[str, Any], Sequence[Sequence[int]], Callable[[int, int], None]], HeadEffects]
 
 
-def without_effects(measured: Sequence[CallRecords], **about: str | None) -> AuditRecord:
+def without_effects(measured: Sequence[CallRecords], **about: str | None) -> Audit:
     """The record of an audit without effects, with the known entries of ``about``; `finish_audit` adds the rest."""
     heads = tuple(head for call in measured for head in call.heads)
     known = {name: value for name, value in about.items() if value is not None}
-    return AuditRecord(known, tuple(call.layer for call in measured), heads, None, None, None, 0.0)
+    return Audit(known, tuple(call.layer for call in measured), heads, None, None, None, 0.0)
 
 
-def effects_of(work: AuditContext, measured: Sequence[CallRecords]) -> AuditRecord:
+def effects_of(work: AuditContext, measured: Sequence[CallRecords]) -> Audit:
     """Ablate each measured head of a transformers model, or remove its position (`head_effects`).
 
     Saved results are reused. Estimates are checked by ablating a sample of the heads exactly
@@ -106,9 +106,7 @@ def effects_of(work: AuditContext, measured: Sequence[CallRecords]) -> AuditReco
     )
 
 
-def _top_effects(
-    work: AuditContext, calls: Sequence[CallRecords], ablate: AblateFn, estimate: EstimateFn
-) -> AuditRecord:
+def _top_effects(work: AuditContext, calls: Sequence[CallRecords], ablate: AblateFn, estimate: EstimateFn) -> Audit:
     """The heads with the largest effects; the others are dropped early (`eliminate`)."""
     options, counts, first = work.options, [call.layer.heads for call in calls], work.options.first or 1
     progress = partial(work.report, "heads")
@@ -155,7 +153,7 @@ def _mean_or_none(baseline: Float[np.ndarray, "B"] | None) -> Number:
     return None if baseline is None else finite_or_none(float(np.mean(baseline)))
 
 
-def _band_record(measured: Sequence[CallRecords], result: BandEffects, work: AuditContext) -> AuditRecord:
+def _band_record(measured: Sequence[CallRecords], result: BandEffects, work: AuditContext) -> Audit:
     """Records of heads without effects, and of the measured bands."""
     records: list[BandRecord] = []
     texts = work.sequences.texts
@@ -179,7 +177,7 @@ def with_effects(
     intervals: str | None,
     race: str | None = None,
     **fields: Any,
-) -> AuditRecord:
+) -> Audit:
     """The record with each layer's effects, their intervals and their concentration, and other fields.
 
     ``reach`` is the half width of an interval in standard errors.

@@ -25,7 +25,7 @@ from toeplens.backends.hf.load import resolve_device
 from toeplens.backends.hf.model import error_summary, import_transformers
 from toeplens.engine import ExecutionOptions, Workers, check_cluster, cluster_of, plan_workers, run_parallel
 from toeplens.studies.auditing.inputs import Progress
-from toeplens.studies.auditing.record import AuditRecord, Number, files_of
+from toeplens.studies.auditing.record import Audit, Number, files_of
 from toeplens.studies.auditing.result import open_audit
 from toeplens.studies.auditing.sentences import HeadNames, largest_difference, top_row
 from toeplens.studies.auditing.study import Data, WritePage, audit_in, is_run
@@ -102,7 +102,7 @@ class Audits(Record):
         return max((outcome.code for outcome in self.failed), default=0)
 
 
-def outcome_of(name: str, model: str, audit: AuditRecord) -> ModelOutcome:
+def outcome_of(name: str, model: str, audit: Audit) -> ModelOutcome:
     """A short summary of an audit."""
     shares = [head.positional for head in audit.heads if head.positional is not None]
     top = top_row(audit.heads, "effect")

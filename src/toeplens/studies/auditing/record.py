@@ -17,6 +17,7 @@ from toeplens.backends.hf.effect_metric import MetricName
 from toeplens.lens import EstimateCheck
 from toeplens.studies.kit.frames import schema, table
 from toeplens.studies.kit.kernels import KernelDecay, SpectrumRange
+from toeplens.studies.kit.pages import HasPage
 from toeplens.utils.cache import ResultCache
 from toeplens.utils.errors import InputError, validation_message
 from toeplens.utils.files import read_yaml
@@ -186,8 +187,8 @@ _About = create_model("_About", __config__=ConfigDict(extra="allow", protected_n
 
 
 @dataclass(frozen=True)
-class AuditRecord(Record):
-    """The results of an audit.
+class Audit(HasPage, Record):
+    """The result of `audit`; a notebook shows its map of heads.
 
     about        the model and the settings of the audit, by name: model, class, model_type, parameters, dtype,
                  weights (quantisation of a GGUF file), device, text (where the tokens came from), random_weights
@@ -206,6 +207,7 @@ class AuditRecord(Record):
 
     LABEL = "audit"
     ADDED_LATER = ("words", "check", "bands")
+    PAGE = "toeplens.report.audit:audit_page"
 
     about: dict[str, Any]
     layers: tuple[LayerRecord, ...]  # every attention call, in the order of the forward pass
@@ -258,6 +260,10 @@ class AuditRecord(Record):
     def layer_of(self, band: BandRecord) -> LayerRecord:
         """The layer that a band belongs to."""
         return next(layer for layer in self.layers if layer.layer_key == band.layer_key)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
+        chart = self.charts().get("map")
+        return {"text/plain": repr(self)} if chart is None else chart._repr_mimebundle_(include, exclude)
 
     def summary(self) -> dict[str, Any]:
         """The record for JSON output, without the tokens and the heads' lists of numbers."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 import io
 import shutil
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pyarrow import csv, parquet
 
-from toeplens.studies.auditing.record import PARTS, AuditRecord
+from toeplens.studies.auditing.record import PARTS, Audit
 from toeplens.studies.kit.changes import VERSIONS
-from toeplens.studies.kit.pages import HasPage
 from toeplens.utils import write_bytes, write_json
 from toeplens.utils.files import make_directory
 
@@ -21,25 +20,14 @@ RECORD = "audit.json"  # file name of the record
 PARQUET, CSV = "heads.parquet", "heads.csv"
 
 
-@dataclass(frozen=True)
-class Audit(AuditRecord, HasPage):
-    """The result of `audit`; a notebook shows its map of heads."""
-
-    PAGE = "toeplens.report.audit:audit_page"
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
-        chart = self.charts().get("map")
-        return {"text/plain": repr(self)} if chart is None else chart._repr_mimebundle_(include, exclude)
-
-
-def finish_audit(effects: AuditRecord, about: dict[str, Any], *, seed: int, started: float, **fields: Any) -> Audit:
+def finish_audit(effects: Audit, about: dict[str, Any], *, seed: int, started: float, **fields: Any) -> Audit:
     """The finished audit, with seed, versions and seconds added to its ``about``.
 
     ``started`` is the start time, from `time.monotonic`.
     """
     seconds = round(time.monotonic() - started, 1)
     fields["about"] = {**about, "seed": seed, **effects.about, **VERSIONS, "seconds": seconds}
-    return Audit(**vars(replace(effects, **fields)))
+    return replace(effects, **fields)
 
 
 def save_audit(audit: Audit, directory: Path) -> Path:

@@ -22,8 +22,8 @@ from toeplens.lens import AttentionTrace, Behaviour, LayerTrace, PatternSums, ab
 from toeplens.studies.auditing.effects import with_effects, without_effects
 from toeplens.studies.auditing.inputs import Progress
 from toeplens.studies.auditing.measuring import head_records
-from toeplens.studies.auditing.record import AuditCache, AuditRecord, CallRecords, LayerRecord, files_of
-from toeplens.studies.auditing.result import Audit, finish_audit
+from toeplens.studies.auditing.record import Audit, AuditCache, CallRecords, LayerRecord, files_of
+from toeplens.studies.auditing.result import finish_audit
 from toeplens.studies.kit.options import AuditOptions
 from toeplens.training import Batches, Run, plan_execution
 from toeplens.utils import InputError
@@ -83,7 +83,7 @@ def audit_run(model: Run | str | Path, options: AuditOptions, directory: Path | 
 
 def _measure_effects(
     source: DecoderSource, batches: Sequence[Any], measured: Sequence[CallRecords], method: str, cache: AuditCache
-) -> AuditRecord:
+) -> Audit:
     """The effects of the heads of the measured layers."""
     layers = [call.layer.layer for call in measured]
 

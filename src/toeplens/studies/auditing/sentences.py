@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from toeplens.studies.auditing.record import AuditRecord, BandRecord, HeadRecord, LayerRecord, Number
+from toeplens.studies.auditing.record import Audit, BandRecord, HeadRecord, LayerRecord, Number
 from toeplens.utils.files import read_yaml
 from toeplens.utils.formatting import fmt, format_ranges, join_list, plural, sig_figs, to_sci
 
@@ -36,7 +36,7 @@ class HeadNames:
     side_kinds: tuple[SideKind, ...]  # sides and kinds, in the order of the forward pass
 
     @classmethod
-    def of_audits(cls, *audits: AuditRecord) -> HeadNames:
+    def of_audits(cls, *audits: Audit) -> HeadNames:
         """Names that are unique over all layers of these audits."""
         return cls(tuple(dict.fromkeys((layer.side, layer.kind) for audit in audits for layer in audit.layers)))
 
@@ -76,7 +76,7 @@ def layer_spans(names: HeadNames, layers: Iterable[LayerRecord]) -> str:
     )
 
 
-def input_text(audit: AuditRecord) -> str:
+def input_text(audit: Audit) -> str:
     """The audited input: sequences, tokens, and where they came from."""
     keys = ("sequences", "tokens", "lengths", "text", "changes")
     sequences, tokens, lengths, text, changes = map(audit.about.get, keys)
@@ -91,18 +91,18 @@ def is_within_tolerance(layer: LayerRecord) -> bool:
     return layer.used <= 1 if layer.used is not None else max(layer.weights or 0.0, layer.outputs) <= layer.tolerance
 
 
-def is_proved(audit: AuditRecord) -> bool:
+def is_proved(audit: Audit) -> bool:
     """Whether those of every attention call are."""
     return all(map(is_within_tolerance, audit.layers))
 
 
-def largest_difference(audit: AuditRecord) -> Number:
+def largest_difference(audit: Audit) -> Number:
     """The largest difference of weights and outputs over all attention calls; None without calls."""
     differences = [value for layer in audit.layers for value in (layer.weights, layer.outputs) if value is not None]
     return max(differences, default=None)
 
 
-def proof_text(audit: AuditRecord) -> str:
+def proof_text(audit: Audit) -> str:
     """The largest differences over all attention calls, the tolerance, and the logits it follows from."""
     errors = [layer.weights for layer in audit.layers if layer.weights is not None]
     measured = [layer for layer in audit.layers if layer.used is not None and layer.logit is not None]
@@ -138,17 +138,17 @@ def fmt_logit(value: Number) -> str:
     return "–" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def action(audit: AuditRecord) -> str:
+def action(audit: Audit) -> str:
     """The intervention on a head, as in: ablating it adds to the loss."""
     return _TEXTS["doing"].get(audit.method or "", "ablating")
 
 
-def effect_definition(audit: AuditRecord) -> str:
+def effect_definition(audit: Audit) -> str:
     """The definition of an effect."""
     return _TEXTS["units"][audit.effect or "loss"].format(action(audit), "layer" if audit.method == "bands" else "head")
 
 
-def effects_text(audit: AuditRecord) -> str:
+def effects_text(audit: Audit) -> str:
     """The definition of the effects, how they were measured, and the intact model's loss."""
     if audit.effect is None:
         note = audit.about.get("no_effects")
@@ -162,7 +162,7 @@ def effects_text(audit: AuditRecord) -> str:
     return f"{method}. An effect is the {effect_definition(audit)}.{base}{check}{race}"
 
 
-def unknown_layers(audit: AuditRecord) -> list[tuple[str, str]]:
+def unknown_layers(audit: Audit) -> list[tuple[str, str]]:
     """Layers with unknown shares, grouped by the reason."""
     names, reasons = HeadNames.of_audits(audit), {}
     for layer in audit.layers:
@@ -171,32 +171,32 @@ def unknown_layers(audit: AuditRecord) -> list[tuple[str, str]]:
     return [(layer_spans(names, layers), reason) for reason, layers in reasons.items()]
 
 
-def finding_sentences(audit: AuditRecord) -> list[str]:
+def finding_sentences(audit: Audit) -> list[str]:
     """The main findings in a few sentences; unknown values are left out."""
     names = HeadNames.of_audits(audit)
     patterns = [text for column in PATTERNS if (text := _pattern_line(audit, names, column))]
     return [*_effect_lines(audit, names), *patterns, *_logit_lines(audit, names), *_deposit_lines(audit, names)]
 
 
-def intervals_over(audit: AuditRecord) -> str:
+def intervals_over(audit: Audit) -> str:
     """What the intervals of effects are taken over."""
     return str(audit.about.get("intervals") or "over sequences")
 
 
-def interval_text(audit: AuditRecord, head: HeadRecord | BandRecord) -> str:
+def interval_text(audit: Audit, head: HeadRecord | BandRecord) -> str:
     """The interval of an effect, in brackets; empty if there is none."""
     if head.effect_low is None or head.effect_high is None:
         return ""
     return f" ({sig_figs(head.effect_low)} to {sig_figs(head.effect_high)} {intervals_over(audit)})"
 
 
-def harmful_heads(audit: AuditRecord) -> list[HeadRecord]:
+def harmful_heads(audit: Audit) -> list[HeadRecord]:
     """Heads whose effect on the loss is significantly negative, the most negative first."""
     heads = [head for head in audit.heads if head.effect_high is not None and head.effect_high < 0]
     return sorted(heads, key=lambda head: head.effect or 0.0) if audit.effect == "loss" else []
 
 
-def _effect_lines(audit: AuditRecord, names: HeadNames) -> Iterator[str]:
+def _effect_lines(audit: Audit, names: HeadNames) -> Iterator[str]:
     """The most important head and frequency band, and harmful heads."""
     verb, states = action(audit), audit.effect == "states"
     top, top_band, heads = top_row(audit.heads, "effect"), top_row(audit.bands, "effect"), harmful_heads(audit)
@@ -235,7 +235,7 @@ def _head_str(names: HeadNames, heads: list[HeadRecord]) -> str:
     return shown if len(heads) <= _MAX_NAMED else f"{shown}, … ({len(heads)} heads)"
 
 
-def _pattern_line(audit: AuditRecord, names: HeadNames, column: str) -> str:
+def _pattern_line(audit: Audit, names: HeadNames, column: str) -> str:
     """The heads of one attention pattern, the strongest first; if there is none, the one that is closest to it."""
     closest = top_row(audit.heads, column)
     if closest is None:
@@ -247,7 +247,7 @@ def _pattern_line(audit: AuditRecord, names: HeadNames, column: str) -> str:
     return f"{title} (over {PATTERN_SHARE:g} of the attention {target}): {named if heads else none}."
 
 
-def _logit_lines(audit: AuditRecord, names: HeadNames) -> Iterator[str]:
+def _logit_lines(audit: Audit, names: HeadNames) -> Iterator[str]:
     """What the heads' logits depend on: position, distance, and an offset bias."""
     positional, symbolic = top_row(audit.heads, "positional"), top_row(audit.heads, "symbolic")
     decays = [head.decay for head in audit.heads if head.decay is not None]
@@ -276,7 +276,7 @@ def _logit_lines(audit: AuditRecord, names: HeadNames) -> Iterator[str]:
         )
 
 
-def _deposit_lines(audit: AuditRecord, names: HeadNames) -> Iterator[str]:
+def _deposit_lines(audit: Audit, names: HeadNames) -> Iterator[str]:
     """The layer whose effects are most concentrated."""
     known = [layer for layer in audit.layers if layer.deposit.get("top_share")]
     if known:
@@ -290,12 +290,12 @@ def _deposit_lines(audit: AuditRecord, names: HeadNames) -> Iterator[str]:
         )
 
 
-def top_head(audit: AuditRecord, layer: LayerRecord) -> HeadRecord | None:
+def top_head(audit: Audit, layer: LayerRecord) -> HeadRecord | None:
     """The head of a layer with the largest effect."""
     top = top_row(audit.heads_of(layer), "effect")
     return None if top is None else top[0]
 
 
-def model_name(audit: AuditRecord) -> str:
+def model_name(audit: Audit) -> str:
     """The model's name."""
     return str(audit.about.get("model") or "unnamed model")

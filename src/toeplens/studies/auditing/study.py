@@ -35,8 +35,8 @@ from toeplens.studies.auditing.inputs import (
     tokens_by_name,
 )
 from toeplens.studies.auditing.measuring import measure
-from toeplens.studies.auditing.record import PARTS, AuditCache, AuditRecord, CallRecords, model_identity
-from toeplens.studies.auditing.result import RECORD, Audit, finish_audit, open_audit, save_audit
+from toeplens.studies.auditing.record import PARTS, Audit, AuditCache, CallRecords, model_identity
+from toeplens.studies.auditing.result import RECORD, finish_audit, open_audit, save_audit
 from toeplens.studies.kit.changes import changes_text, report_failures, resolve_changes
 from toeplens.studies.kit.options import AuditOptions, with_options
 from toeplens.studies.kit.probe_items import ItemWriter, ProbeItem, measure_retrieval
@@ -212,7 +212,7 @@ def _check_heads(options: AuditOptions, counts: Sequence[int]) -> None:
         raise invalid("first", f"be at most {num_heads}, the number of heads", options.first)
 
 
-def _measure_effects(work: AuditContext, measured: Sequence[CallRecords]) -> AuditRecord:
+def _measure_effects(work: AuditContext, measured: Sequence[CallRecords]) -> Audit:
     """The effects, or why there are none."""
     try:
         return effects_of(work, measured)

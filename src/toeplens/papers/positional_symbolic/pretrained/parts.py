@@ -21,7 +21,7 @@ from toeplens.backends.hf.load import LoadedModel
 from toeplens.encodings import FrequencyMask
 from toeplens.lens.kit.intervals import spearman
 from toeplens.studies.auditing import audit
-from toeplens.studies.auditing.record import COLUMNS, AuditRecord, LayerRecord, Method
+from toeplens.studies.auditing.record import COLUMNS, Audit, LayerRecord, Method
 from toeplens.studies.kit.options import MAX_SEED, MAX_TOKENS
 from toeplens.studies.kit.probe_items import ItemWriter
 from toeplens.studies.probing import MIN_RETRIEVAL, ModelProbe, ProbeRecord, ProbeSizes
@@ -125,12 +125,12 @@ _NUMERIC_COLUMNS = [name for name in COLUMNS if name not in ("side", "kind", "la
 MIN_HEADS = 3  # minimum number of heads of a kind for a mean
 
 
-def effects_of(audit: AuditRecord, end: Literal["", "_low", "_high"] = "") -> Float[np.ndarray, "n"]:
+def effects_of(audit: Audit, end: Literal["", "_low", "_high"] = "") -> Float[np.ndarray, "n"]:
     """The effect of each head, or an end of its interval; NaN if unknown."""
     return np.array([np.nan if (x := getattr(head, f"effect{end}")) is None else x for head in audit.heads])
 
 
-def effect_unit(audit: AuditRecord) -> str:
+def effect_unit(audit: Audit) -> str:
     """What an effect of this audit is, as a label."""
     return "loss increase (nats)" if audit.effect == "loss" else "relative change of the last hidden states"
 
@@ -150,7 +150,7 @@ class ModelHeads:
     columns: dict[str, Float[np.ndarray, "T n"]]
 
     @classmethod
-    def from_audits(cls, audits: Sequence[AuditRecord]) -> ModelHeads:
+    def from_audits(cls, audits: Sequence[Audit]) -> ModelHeads:
         """From audits of the same model on several texts."""
         first = audits[0]
         windows = {layer.layer: layer.window is not None for layer in first.layers}
@@ -272,7 +272,7 @@ class PartRunner:
             self.loaded, text, self.plan.probe_sizes, tokenizer=self.tokenizer, seed=seed, report=self.report
         )
 
-    def _audit_part(self, name: str) -> AuditRecord:
+    def _audit_part(self, name: str) -> Audit:
         if name in METHODS:
             prefix = self.token_sequences[:, : self.plan.effect_tokens]
             return self._run_audit(self.loaded, prefix, METHODS[name], name)
@@ -287,7 +287,7 @@ class PartRunner:
             loaded = _random_model(self.loaded, self.plan.seed + int(number))
         return self._run_audit(loaded, tokens, "none", name)
 
-    def _run_audit(self, loaded: LoadedModel, tokens: Int[np.ndarray, "T N"], effects: Any, name: str) -> AuditRecord:
+    def _run_audit(self, loaded: LoadedModel, tokens: Int[np.ndarray, "T N"], effects: Any, name: str) -> Audit:
         return audit(
             loaded,
             tokens,
@@ -300,10 +300,10 @@ class PartRunner:
         )
 
     @cached_property
-    def _selection_records(self) -> tuple[list[AuditRecord], ProbeRecord]:
+    def _selection_records(self) -> tuple[list[Audit], ProbeRecord]:
         """The records by which heads are selected: the audits of the texts and the intact probe."""
         count = len(self.plan.sequence_keys)
-        audits = [read_part(self.directory, f"text-{number}", AuditRecord) for number in range(count)]
+        audits = [read_part(self.directory, f"text-{number}", Audit) for number in range(count)]
         return audits, read_part(self.directory, "intact", ProbeRecord)
 
 
@@ -336,7 +336,7 @@ def retrieval_heads(intact: ProbeRecord) -> list[Head]:
     return [(head.layer, head.head) for head in intact.heads if head.score >= MIN_RETRIEVAL]
 
 
-def previous_token_heads(audits: Sequence[AuditRecord]) -> list[Head]:
+def previous_token_heads(audits: Sequence[Audit]) -> list[Head]:
     """The previous-token heads, by the mean over the texts."""
     rows = [[head.previous or 0.0 for head in audit.heads] for audit in audits]
     means = np.mean(rows, axis=0)
@@ -348,9 +348,7 @@ def fastest_first(layer: LayerRecord) -> list[int]:
     return np.argsort(-np.abs(layer.frequencies), kind="stable").tolist()
 
 
-def changes_of(
-    part: str, plan: PretrainedPlan, audits: Sequence[AuditRecord], intact: ProbeRecord | None
-) -> list[Change]:
+def changes_of(part: str, plan: PretrainedPlan, audits: Sequence[Audit], intact: ProbeRecord | None) -> list[Change]:
     """The interventions of a part; empty if the model has no such heads."""
     layers = {layer.layer: layer for layer in audits[0].layers}
     name, _, number = part.rpartition("-")

@@ -38,7 +38,7 @@ from toeplens.papers.positional_symbolic.pretrained.parts import (
     read_part,
     retrieval_heads,
 )
-from toeplens.studies.auditing.record import AuditRecord, files_of
+from toeplens.studies.auditing.record import Audit, files_of
 from toeplens.studies.kit.claims import Claim, LedgerEntry, claim_of, deviation, judge_all, read_claims
 from toeplens.studies.kit.frames import stack_tables
 from toeplens.studies.kit.study import STUDY, StoredResults, StudyState
@@ -349,7 +349,7 @@ def compare_by_text(study: PretrainedStudy) -> Iterator[TextComparison]:
 
 @dataclass(frozen=True, kw_only=True)
 class _PartCache(Record):
-    audits: dict[str, AuditRecord]
+    audits: dict[str, Audit]
     probes: dict[str, ProbeRecord]
 
 
@@ -364,7 +364,7 @@ class PretrainedStudy(StudyState):
     PAGE = "toeplens.papers.positional_symbolic.pretrained.page:pretrained_page"
 
     plan: PretrainedPlan
-    audits: Mapping[str, AuditRecord]
+    audits: Mapping[str, Audit]
     probes: Mapping[str, ProbeRecord]
 
     @property
@@ -404,7 +404,7 @@ class PretrainedStudy(StudyState):
 
     @classmethod
     def read(cls, directory: Path, plan: PretrainedPlan, environment: dict[str, Any]) -> Self:
-        kinds: dict[str, Any] = {AUDIT: AuditRecord, PROBE: ProbeRecord}
+        kinds: dict[str, Any] = {AUDIT: Audit, PROBE: ProbeRecord}
         records: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
         for name, kind in plan.iter_parts():
             if part_path(directory, name).exists():
