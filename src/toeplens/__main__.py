@@ -10,7 +10,7 @@ import sys
 
 def main() -> None:
     """Run the command line; what it sets of its process, and worker processes inherit, a library leaves alone."""
-    if "OMP_WAIT_POLICY" not in os.environ:  # waiting threads give their cores back sooner (docs/how-to/scale.md)
+    if "OMP_WAIT_POLICY" not in os.environ:  # waiting threads give their cores back sooner (docs/how-to/speed.md)
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**31 - 1))  # workers keep what a training step frees
     os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(2**25))

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.backends.hf.models import GROUPED, INPUTS, full_state, tiny
@@ -63,7 +64,9 @@ def test_gradient_checkpointing_uses_the_right_pass(family: str, name: str) -> N
     assert all(p.grad is not None and bool(p.grad.any()) for p in model.toeplens_encodings.parameters()) or name == "t5"
 
 
-@pytest.mark.parametrize(("name", "options"), [("fire", {}), ("rope", {"base": 500.0}), ("t5", {"num_buckets": 8})])
+@pytest.mark.parametrize(
+    ("name", "options"), [("fire", {}), ("rope", {"base": np.float32(500.0)}), ("t5", {"num_buckets": np.int64(8)})]
+)
 def test_a_saved_model_is_reopened_by_one_call(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     model = model_with_encoding(name, **options)
     model.save_pretrained(tmp_path)

@@ -50,7 +50,7 @@ replaying = importlib.import_module("toeplens.backends.decoder.source")
 
 LAYERS, HEADS, LENGTH, COUNT = 2, 3, 6, 9
 SIZES = models.SMALL
-NAMES = ("nope", "sinusoidal", "t5", "alibi", "rope", "rope-absolute", "mla", "fox", "urpe", "path")
+NAMES = ("nope", "sinusoidal", "t5", "alibi", "rope", "rope-absolute", "mla", "fox", "urpe", "path", "rope-mixed")
 # the released phase table is no rotation and the shared query is another projection
 VARIANTS: dict[str, dict[str, Any]] = {name: {"encoding": name} for name in NAMES} | {
     "partial-rope": {"encoding": "partial-rope", "encoding_options": {"heads": 1}},

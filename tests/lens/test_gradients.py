@@ -262,6 +262,15 @@ def test_heads_without_a_signal_have_no_margin() -> None:
         margins(np.array([[-1.0, 2.0]]))
 
 
+def test_the_strength_does_not_depend_on_a_small_first_batch() -> None:
+    tokens, labels, lengths = examples()
+    short = tokens[:2, :-1], labels[:2], lengths[:2].clamp(max=LENGTH - 1)
+    pools = ([short, examples()], [examples(), short])
+    first, last = (seed_strength(DecoderGradients(model_of()), pool, bootstrap=0) for pool in pools)
+    for name, level in first.levels.items():
+        np.testing.assert_allclose(level.mean, last.levels[name].mean, rtol=0, atol=1e-12)
+
+
 @wrong_types
 def test_no_examples_and_unknown_levels_are_refused() -> None:
     tokens, labels, lengths = examples()

@@ -2,7 +2,7 @@
 
 torch's fused attention processes one head of one sequence at a time and recomputes the weights for the backward pass.
 Up to a few hundred tokens, batched products over cache-sized blocks are faster, most for narrow heads: 1.1 to 3 times
-in training (docs/how-to/scale.md). On Intel processors with AVX-512 torch's version is 1.1 to 1.9 times faster, except
+in training (docs/how-to/speed.md). On Intel processors with AVX-512 torch's version is 1.1 to 1.9 times faster, except
 with dropout or learned biases, for which it has no kernel. On AMD processors it is not.
 """
 

@@ -5,6 +5,7 @@ The gradients of each example are at logits, queries and keys, layer by layer (t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol, get_args, runtime_checkable
@@ -440,12 +441,20 @@ def _rms(x: Tensor) -> Tensor:
 
 
 def _reference_batch(source: Differentiable, batches: Sequence[Batch]) -> Batch:
-    """The first examples that fit in memory and have the first batch's shape."""
-    length, padded = batches[0][0].shape[1], batches[0][2] is not None
+    """The first examples that fit in memory, of the shape that most examples have."""
+    shapes = Counter(dict.fromkeys(map(_shape_of, batches), 0))
+    for batch in batches:
+        shapes[_shape_of(batch)] += len(batch[0])
+    ((length, padded), _), *_ = shapes.most_common(1)
     count = max(FOLDS, min(REFERENCE_EXAMPLES, 4 * _MAX_LOGITS // (source.num_heads * length**2)))
-    same_shape = [batch for batch in batches[:count] if (batch[0].shape[1], batch[2] is not None) == (length, padded)]
+    same_shape = [batch for batch in batches if _shape_of(batch) == (length, padded)][:count]
     tokens, labels, lengths = zip(*same_shape, strict=True)
     return torch.cat(tokens)[:count], torch.cat(labels)[:count], torch.cat(lengths)[:count] if padded else None
+
+
+def _shape_of(batch: Batch) -> tuple[int, bool]:
+    """The number of tokens of a batch's sequences, and whether they are padded."""
+    return batch[0].shape[1], batch[2] is not None
 
 
 def _split_batches(batches: Iterable[Batch], heads: int) -> Iterator[Batch]:

@@ -93,9 +93,9 @@ def representation(
     """Position in the residual stream before each layer of a trace: are its directions still those of the input?
 
     The covariance of p over the positions is estimated by cross-fitting: each sequence's tokens are multiplied by the
-    position means of all others, so that no token is multiplied by its own noise. It is unbiased, given the sequences'
-    lengths. `coefficient` is linear in p and needs none. The intervals resample the sequences' terms of that sum, to
-    first order.
+    position means of all others, so that no token is multiplied by its own noise. It is unbiased if all
+    sequences have the same length, and nearly so otherwise. `coefficient` is linear in p and needs none. The intervals
+    resample the sequences' terms of that sum, to first order.
 
     Arguments
         trace          the trace to measure; padding is ignored, whether or not the model masks it

@@ -22,11 +22,12 @@
     const down = head.ariaSort !== "descending";
     table.querySelectorAll("[aria-sort]").forEach((each) => each.removeAttribute("aria-sort"));
     head.ariaSort = down ? "descending" : "ascending";
-    const number = (row) => parseFloat(value(row, column).replace("−", "-"));
+    const number = (row) => parseFloat(value(row, column).replace("−", "-").replaceAll(",", ""));
     const compare = (a, b) => {
       const [x, y] = [number(a), number(b)];
-      if (Number.isNaN(x) || Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y) || value(a, column).localeCompare(value(b, column));
-      return down ? y - x : x - y;
+      if (Number.isNaN(x) !== Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y);
+      const order = Number.isNaN(x) ? value(a, column).localeCompare(value(b, column), undefined, { numeric: true }) : x - y;
+      return down ? -order : order;
     };
     table.tBodies[0].append(...[...table.tBodies[0].rows].sort(compare));
   }
@@ -39,14 +40,35 @@
       head.append(button);
     });
   }
-  const toCsv = (cell) => (/[",\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell);
+  // as `toeplens tables` writes them: spanning cells repeated, names of groups before those of columns, no formulas
+  const NUMBER = /^[-+]\.?\d[\d.,]*(?:[eE][-+]?\d+)?(?: ?%)?(?: [\p{L}\p{N}_(±[].*)?$/u;
+  const toCsv = (cell) => {
+    const text = cell === "–" ? "" : cell.replace(/−(?=[\d.])/g, "-");
+    const safe = /^[=+\-@＝＋－＠]/.test(text) && !NUMBER.test(text) ? `'${text}` : text;
+    return /[",]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+  };
+  function expandSpans(section) {
+    const grid = [...section.rows].map(() => []);
+    [...section.rows].forEach((row, y) => {
+      let x = 0;
+      for (const cell of row.cells) {
+        while (grid[y][x] !== undefined) x++;
+        const text = cell.dataset.text ?? cell.textContent.trim().replace(/\s+/g, " ");
+        for (const spanned of grid.slice(y, y + cell.rowSpan)) for (let dx = 0; dx < cell.colSpan; dx++) spanned[x + dx] = text;
+      }
+    });
+    return grid;
+  }
   for (const element of document.querySelectorAll(".scroll:not(:has(.ledger, .facts))")) {
     const button = document.createElement("button");
     button.className = "save";
     button.textContent = "Save as CSV";
     button.setAttribute("aria-label", `Save as CSV: ${element.ariaLabel}`);
     button.addEventListener("click", () => {
-      const rows = [...element.querySelectorAll("tr")].map((row) => [...row.cells].map((cell) => toCsv(cell.innerText.trim().replaceAll("\n", " "))).join(","));
+      const table = element.querySelector("table");
+      const head = expandSpans(table.tHead);
+      const names = head[0].map((_, x) => [...new Set(head.map((row) => row[x]).filter(Boolean))].join(": "));
+      const rows = [names, ...expandSpans(table.tBodies[0])].map((row) => row.map(toCsv).join(","));
       const link = document.createElement("a");
       link.href = URL.createObjectURL(new Blob([rows.join("\r\n") + "\r\n"], { type: "text/csv" }));
       link.download = `${element.ariaLabel.toLowerCase().replace(/[^a-z0-9]+/g, "-")}.csv`;

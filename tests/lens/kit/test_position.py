@@ -145,7 +145,7 @@ def test_grouped_queries_share_a_mean_key() -> None:
 
 
 def test_too_few_sequences_are_refused() -> None:
-    with pytest.raises(InputError, match=r"layers must have a batch of at least .*, got 2"):
+    with pytest.raises(InputError, match=r"batches must have at least 3 sequences of one length .*, got 2"):
         effect_variance_of(AttentionTrace(DecoderSource(model_of()), tokens(2), None)[1])
 
 

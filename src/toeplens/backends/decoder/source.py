@@ -44,8 +44,9 @@ def replacement_heads(
         x        the layer's input, [B, N, d_model]
         outputs  at all positions, [1 or B, N, H, head_dim]; None for those of ``bare`` on the same input
     """
-    if outputs is None:
-        return bare.layer_heads(layer, x, context)[1]
+    if outputs is None:  # without coordinates, which ``bare`` does not have
+        positions = torch.arange(x.shape[1], device=x.device)
+        return bare.layer_heads(layer, x, replace(context, positions=positions, per_sequence=False))[1]
     read = model.read_position(layer, x.shape[:2], context)
     if read is None:
         return outputs.to(x)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
@@ -375,7 +376,7 @@ def install(
     if any(config._attn_implementation_internal == hf.IMPLEMENTATION for config in hf.configs_of(model)):
         shared = "is shared with a model that has an encoding installed"
         raise InputError(f"model: its configuration {shared}. Copy the configuration.")
-    host = PatchedModel(model, name, layers, max_len, options)
+    host = PatchedModel(model, name, layers, _plain_numbers(max_len), _plain_numbers(options))
     try:
         host.install()
         if prove:
@@ -384,6 +385,15 @@ def install(
         host.uninstall()
         raise
     return host
+
+
+def _plain_numbers(value: Any) -> Any:
+    """Numbers of NumPy as Python's, which a configuration can be saved with."""
+    if isinstance(value, Mapping):
+        return {key: _plain_numbers(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_plain_numbers, value))
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 
 def install_like(model: Any, other: Any) -> None:

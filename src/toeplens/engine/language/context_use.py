@@ -222,13 +222,13 @@ def head_patterns(model: Decoder, task: LanguageTask, *, texts: int = 64, seed: 
     """Attention patterns of each head on texts of the training length.
 
     Arguments
-        texts  number of texts of the test split, and of repeated random tokens
+        texts  maximum number of texts of the test split; as many of repeated random tokens
         seed   seed of both
     """
     corpus, half = task.corpus(), task.length // 2
     real = cut_passages(corpus, TEST, task.length, texts, seed).tokens[:, :-1]
     rng = np.random.Generator(np.random.Philox(seed))
-    tokens = rng.choice(letters_of(corpus, _REPEAT_TOKENS), (texts, half))
+    tokens = rng.choice(letters_of(corpus, _REPEAT_TOKENS), (len(real), half))
     queries = torch.arange(1, task.length)
     attention = _mean_weights(model, real, [(queries, queries - 1), (queries, torch.zeros_like(queries))])
     repeats = torch.arange(half, 2 * half - 1)

@@ -120,7 +120,7 @@ def _methods(model: Decoder, spec: RunSpec, task: LanguageTask, seed: int) -> di
     }
     scaling = {"original_max_position_embeddings": train_length, "factor": float(TARGET_FACTOR)}
     window = train_length // 2
-    # the largest offset is within those of training
+    # the largest offset is at most one beyond those of training
     group = math.ceil((TARGET_FACTOR * train_length - window) / (train_length - window))
 
     def method(encoding: str, **options: Any) -> MethodBuilder:

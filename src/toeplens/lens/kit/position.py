@@ -111,7 +111,7 @@ def effect_variance(
         rows      [B, Q] the queries that count, as positions in each sequence (default: all)
     """
     if len(q) < FOLDS:
-        raise invalid("layers", f"have a batch of at least {FOLDS} sequences for position effects", len(q))
+        raise invalid("batches", f"have at least {FOLDS} sequences of one length for position effects", len(q))
     fold = torch.arange(len(q), device=q.device) % FOLDS
     means = [_mean_keys(k, key_part, layer.present, fold == index) for index in range(FOLDS)]
     heads, length = q.shape[1:3]
