@@ -32,6 +32,7 @@ from toeplens.utils.files import cache_directory, is_leftover, make_directory
 from toeplens.utils.outputs import LOCK
 
 RUNS, _DRIVER, _STUDY = "runs", "driver.json", "study.json"
+_PUBLISHED = ".published"  # in a working copy whose files are at the URL
 _HEARTBEAT, _TIMEOUT = 20.0, 60.0  # seconds between a driver's heartbeats, and without one until it counts as dead
 
 Files = dict[str, bytes]  # contents of a directory by relative path
@@ -159,23 +160,21 @@ def working_copy(url: str) -> Iterator[Path]:
     remote = Remote(url)
     cache_name = f"{PurePosixPath(remote.url).name}-{hashlib.sha256(remote.url.encode()).hexdigest()[:12]}"
     directory = make_directory(cache_directory("outputs") / cache_name)
-    published = directory.with_name(f"{cache_name}.published")
     with remote.lock():
         names = remote.files()
         if names and _STUDY not in names:
             raise InputError(f"out: {url} contains files that do not belong to a study. Choose another place.")
         remote_files = {name: remote.read(name) or b"" for name in names}
-        if not names and published.exists():  # that study was deleted
+        if not names and (directory / _PUBLISHED).exists():  # that study was deleted
             shutil.rmtree(directory)
             make_directory(directory)
-            published.unlink()
         _write_files(directory, {name: content for name, content in remote_files.items() if _is_inside(name)})
 
         def publish() -> None:
             for name, content in _read_files(directory).items():
                 if not name.startswith(f"{RUNS}/") and remote_files.get(name) != content:
                     remote.write(name, content)
-            published.touch()
+            (directory / _PUBLISHED).touch()
 
         with _publish_at_end(publish):
             yield directory
@@ -222,7 +221,7 @@ def _read_files(directory: Path) -> Files:
     return {
         path.relative_to(directory).as_posix(): path.read_bytes()
         for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name != LOCK and not is_leftover(path)
+        if path.is_file() and path.name not in (LOCK, _PUBLISHED) and not is_leftover(path)
     }
 
 
