@@ -447,7 +447,8 @@ def variant_tables(state: Reproduction) -> list[Table]:
         lines: list[list[str | TableCell]] = []
         for text, [(_, label, cells)] in mla_models(state, protocol):
             effective = [peak[1].effective_heads for cell in cells if (peak := measures.peak_layer(cell))]
-            means = (estimate_mean(measures.values_by_seed(cells)[measure]) for measure in ("accuracy", "peak"))
+            values = measures.values_by_seed(cells)
+            means = (estimate_mean(values[measure]) for measure in ("accuracy", "peak"))
             row = [_interval_text(mean, sign=False) for mean in means]
             row.append(fmt(float(np.mean(effective)) if effective else None, 1))
             name, kinds = TableCell(text, marker=mark_style(protocol, label)), measures.count_kinds(cells)
