@@ -269,8 +269,8 @@ def test_weights_may_be_rounded_to_their_dtype_or_to_one_that_they_had_before(dt
         ({"weights": CAUSAL, "window": 3}, "weights must be 0 on keys that a query does not see"),
         ({"lengths": torch.tensor([6, 4])}, "weights must be 0 on keys that a query does not see"),
         ({"lengths": torch.tensor([6])}, "lengths must have shape"),
-        ({"window": 0}, "window must be a whole number of at least 1"),
-        ({"window": 2.5}, "window must be a whole number of at least 1"),
+        ({"window": 0}, "window must be at least 1"),
+        ({"window": 2.5}, "window must be a whole number or None, got 2.5"),
         (
             {"tokens": torch.zeros(2, 5, dtype=torch.long)},
             r"tokens must have shape \[2, 6\], got int64 of shape \[2, 5\]",

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from toeplens.lens.kit.toeplitz import ROUNDING, ToeplitzProfile, profile_of, sequence_ends
 from toeplens.utils import InputError, invalid
+from toeplens.utils.options import PositiveInt, check_value
 from toeplens.utils.renamed import renamed
 
 _MAX_LOGITS = 2**20  # logits processed at once; a few megabytes are fastest
@@ -301,8 +302,7 @@ def patterns(
     tokens = None if tokens is None else torch.atleast_2d(torch.as_tensor(tokens))
     if tokens is not None and tokens.shape != (count, length):
         raise invalid("tokens", f"have shape [{count}, {length}]", tokens)
-    if window is not None and not (isinstance(window, int) and window >= 1):
-        raise invalid("window", "be a whole number of at least 1", window)
+    check_value("window", window, PositiveInt | None)
     rows = torch.arange(length, device=weights.device)
     offsets, present = rows.unsqueeze(1) - rows, rows < sequence_ends(lengths, weights).unsqueeze(1)
     weights = weights.masked_fill(~present[:, None, :, None], 0)  # those of padding may be anything

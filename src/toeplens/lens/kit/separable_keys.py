@@ -21,6 +21,7 @@ from toeplens.lens.kit.rotation import RotaryPairs, as_rotation
 from toeplens.lens.kit.toeplitz import Layout, is_broadcastable, sequence_ends, to_bhnd
 from toeplens.lens.kit.trace import AttentionTrace, CountedQueries, LayerTrace
 from toeplens.utils import InputError, choose, invalid
+from toeplens.utils.options import PositiveInt, check_value
 
 MAX_TOTAL_LOGITS = 1 << 31  # limit on the logits of all tables; above it only the first sequences are used
 _MAX_LOGITS = 1 << 22  # logits of tables in memory at once
@@ -360,8 +361,7 @@ def _keys_from_tensors(q: Tensor, k: Tensor, options: AttentionOptions) -> Separ
     rotation, bias, k_position, causal = options.rotation, options.bias, options.k_position, options.causal
     assert rotation is None or isinstance(rotation, RotaryPairs)
     for name, size in (("window", options.window), ("chunk", options.chunk)):
-        if size is not None and not (isinstance(size, int) and size >= 1):
-            raise invalid(name, "be a whole number of at least 1", size)
+        check_value(name, size, PositiveInt | None)
     bias = None if bias is None else torch.as_tensor(bias, device=q.device)
     if q.ndim == k.ndim == 2:
         q, k = q[None], k[None]
