@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from toeplens.encodings import kit
 from toeplens.encodings.base import AttentionInputs, KeyFeatures, PositionalEncoding
 from toeplens.encodings.cpu_attention import attend_blocked, blocked_is_faster
-from toeplens.encodings.shapes import Keys, PairMatrix, Positions, Queries
+from toeplens.encodings.shapes import Keys, PairMatrix, Positions, Queries, Values
 from toeplens.utils import invalid
 from toeplens.utils.options import check_value
 from toeplens.utils.renamed import renamed
@@ -109,7 +109,7 @@ def check_positions(name: str, positions: Positions, encoding: PositionalEncodin
 def attend(
     q: Queries,
     k: Keys,
-    v: Float[Tensor, "B G Nk dv"],
+    v: Values,
     *,
     shared_bias: Float[Tensor, "*_B H Nq Nk"] | None = None,
     dropout: float = 0.0,

@@ -11,6 +11,7 @@ Positions = Real[Tensor, "_"] | Real[Tensor, "B _"] | Real[Tensor, "... _ axes"]
 Stream = Float[Tensor, "B N d_model"]
 Queries = Float[Tensor, "B H Nq d"]
 Keys = Float[Tensor, "B G Nk d"]  # grouped keys have fewer heads (`rotation_is_shared`)
+Values = Float[Tensor, "B G Nk dv"]
 RotatedQK = tuple[Float[Tensor, "B H Nq e"], Float[Tensor, "B G Nk e"]]  # possibly of another width
 PairMatrix = Float[Tensor, "B H Nq Nk"]  # per head, query and key: a logit, a weight, a bias
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]  # score, batch, head, query, key

@@ -15,7 +15,7 @@ from toeplens import encodings
 from toeplens.encodings import MLA, PositionalEncoding, Positions, attend
 from toeplens.encodings.attention import PositionArguments
 from toeplens.encodings.kit import is_readable
-from toeplens.encodings.shapes import Keys, Queries, Stream
+from toeplens.encodings.shapes import Keys, Queries, Stream, Values
 from toeplens.model.config import DecoderConfig
 from toeplens.model.fused_cpu import RotationFactors, can_fuse, finish_layer, norm_and_read, project_qkv, select_rows
 from toeplens.utils import invalid
@@ -84,7 +84,7 @@ class _AttentionBase(nn.Module):
         return self.attend(q, k, v, context, self.encoding, rotated=rotations is not None, **options, **positions)
 
     def attend(
-        self, q: Queries, k: Keys, v: Keys, context: KeyStream, encoding: PositionalEncoding, **options: Any
+        self, q: Queries, k: Keys, v: Values, context: KeyStream, encoding: PositionalEncoding, **options: Any
     ) -> Float[Tensor, "B Nq H head_dim"]:
         """Each head's output from the layer's projections; other arguments as in `toeplens.encodings.attend`."""
         arguments = {"scale": self.scale, "key_features": self.encoding.key_features(context), "causal": self.causal}
@@ -116,7 +116,7 @@ class DecoderAttention(_AttentionBase):
 
     def project(
         self, queries: QueryStream, context: KeyStream, rotations: tuple[RotationFactors, RotationFactors] | None = None
-    ) -> tuple[Queries, Keys, Keys]:
+    ) -> tuple[Queries, Keys, Values]:
         return project_qkv(context, queries, self.qkv, self.num_heads, rotations)
 
     def project_part(self, queries: QueryStream, context: KeyStream, *, full_inputs: Streams) -> tuple[Queries, Keys]:

@@ -14,7 +14,7 @@ from typing import Literal, cast, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 from scipy.fft import next_fast_len
 from torch import Tensor
 from torch.nn import functional as F
@@ -254,7 +254,7 @@ def toeplitz_profile(
     )
 
 
-def toeplitz_part(matrix: Float[Tensor, "*_B _N _N"], *, causal: bool = True) -> Float[Tensor, "*_B _N _N"]:
+def toeplitz_part(matrix: Real[Tensor, "*_B _N _N"], *, causal: bool = True) -> Float[Tensor, "*_B _N _N"]:
     """The nearest Toeplitz matrix over the visible pairs, zero elsewhere: each diagonal is replaced by its mean.
 
     Masked entries are not read. A matrix of integers gives float64. Raises `InputError` for matrices that are not
