@@ -142,9 +142,9 @@ def probe(
     from toeplens.report import write_report
     from toeplens.studies import probing
     from toeplens.studies.auditing.inputs import read_text, read_tokens
-    from toeplens.studies.kit.changes import parse_change, resolve_changes
+    from toeplens.studies.kit.changes import parse_changes
 
-    specs = [parse_change(line) for line in change or ()]
+    changes = parse_changes(change)
     if len(text or ()) > 1:
         raise invalid("text", "be set only once", got=f"{len(text or ())} files")
     if text and tokens is None:
@@ -158,7 +158,6 @@ def probe(
         options: dict[str, Any] = {"dtype": dtype, "device": device, "memory": memory, "pickled": pickled}
         loaded = open_model(model, **options, on_progress=progress)
         loaded.check_decoder("a probe")
-        changes = resolve_changes(loaded, specs)
         record = probing.probe(loaded, data, changes=changes, sizes=sizes, heads=heads, seed=seed, on_progress=progress)
         probing.save_probe(record, out)
         page = write_report(out, record.page())

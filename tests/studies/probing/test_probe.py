@@ -139,6 +139,14 @@ def test_a_probe_round_trips_and_has_a_page(probe_result: ProbeRecord, tmp_path:
         open_probe(tmp_path / "nothing")
 
 
+def test_changes_may_be_single_or_texts(model: Path) -> None:
+    for changes in (Change(layer=0, output="zero"), "layers=1 output=zero"):
+        record = probe(str(model), TEXT, changes=changes, sizes=SIZES, device="cpu")
+        assert record.changes == ("layer 1: zero-ablated",)
+    with pytest.raises(InputError, match="changes must be Change objects or texts, got 3"):
+        probe(str(model), TEXT, changes=[3], sizes=SIZES, device="cpu")  # type: ignore[list-item]
+
+
 def test_invalid_probes_are_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="output must be zero for a probe, got mean"):
         probe(str(model), TEXT, changes=[Change(layer=0, output="mean")], sizes=SIZES, device="cpu")

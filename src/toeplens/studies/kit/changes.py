@@ -115,6 +115,14 @@ def _resolve_spec(spec: ChangeSpec, calls: list[AttentionCall], taken: set[tuple
         yield change
 
 
+def parse_changes(changes: Any) -> tuple[ChangeSpec | Change, ...]:
+    """One or several changes, parsed where they are texts. Raises `InputError` for anything else."""
+    changes = (changes,) if isinstance(changes, str | Change | ChangeSpec) else tuple(changes or ())
+    if others := [change for change in changes if not isinstance(change, str | Change | ChangeSpec)]:
+        raise invalid("changes", "be Change objects or texts", others[0])
+    return tuple(parse_change(change) if isinstance(change, str) else change for change in changes)
+
+
 @_change_errors()
 def parse_change(text: str) -> ChangeSpec:
     """Parse a change such as ``layers=3-5 heads=1,4 output=zero``. Raises `InputError` for invalid text.

@@ -97,12 +97,9 @@ class AuditOptions:
     seed: Annotated[int, Range(0, MAX_SEED)] = option(0, "Seed of tokens and needles (default: 0).", of_runs=True)
 
     def __post_init__(self) -> None:
-        from toeplens.studies.kit.changes import Change, ChangeSpec, parse_change, parse_numbers
+        from toeplens.studies.kit.changes import parse_changes, parse_numbers
 
-        changes = (self.changes,) if isinstance(self.changes, str | Change | ChangeSpec) else tuple(self.changes or ())
-        changes = tuple(parse_change(change) if isinstance(change, str) else change for change in changes)
-        if others := [change for change in changes if not isinstance(change, Change | ChangeSpec)]:
-            raise invalid("changes", "be Change objects or texts", others[0])
+        changes = parse_changes(self.changes)
         object.__setattr__(self, "changes", changes)
         object.__setattr__(self, "effects", self.effects or ("none" if changes else "exact"))
         for name, value in (("layers", self.layers), ("heads", self.heads)):

@@ -23,7 +23,14 @@ from toeplens.backends.hf.prediction import Predictions, predict_tokens
 from toeplens.encodings.cpu_products import fast_products
 from toeplens.lens import Estimate, bootstrap_means, mean_over_seeds
 from toeplens.lens.kit.intervals import newcombe_interval, wilson_interval
-from toeplens.studies.kit.changes import VERSIONS, changes_text, report_failures
+from toeplens.studies.kit.changes import (
+    VERSIONS,
+    ChangeSpec,
+    changes_text,
+    parse_changes,
+    report_failures,
+    resolve_changes,
+)
 from toeplens.studies.kit.frames import schema, table
 from toeplens.studies.kit.options import MAX_SEED, ProbeSizes
 from toeplens.studies.kit.pages import HasPage
@@ -291,7 +298,7 @@ def probe(
     model: Any,
     text: Any,
     *,
-    changes: Sequence[Change] = (),
+    changes: Change | str | Sequence[Change | ChangeSpec | str] = (),
     sizes: ProbeSizes | None = None,
     tokenizer: Any = None,
     heads: bool = True,
@@ -312,7 +319,7 @@ def probe(
         model      a `transformers.PreTrainedModel`, its directory, a GGUF file or a name on the hub
         text       source text, at least as long as the longest of ``sizes.lengths``; or token ids [N] or [B, N] (rows
                    are concatenated), which only allow loss by position and copying
-        changes    interventions on the attention (`toeplens.backends.hf.Change`)
+        changes    interventions on the attention: `toeplens.backends.hf.Change`, or texts as on the command line
         sizes      number and size of the items
         tokenizer  tokenizer of the text (default: the model's own)
         heads      whether to measure retrieval scores of the intact model's heads
@@ -324,9 +331,11 @@ def probe(
     memory runs out.
     """
     report = on_progress or (lambda what, done, total: None)
+    parsed = parse_changes(changes)
     loaded = open_model(model, dtype=dtype, device=device, memory=memory, pickled=pickled)
     options: dict[str, Any] = {"tokenizer": tokenizer, "seed": seed, "report": report}
-    return ModelProbe.from_data(loaded, text, sizes or ProbeSizes(), **options).record(changes, heads=heads)
+    model_probe = ModelProbe.from_data(loaded, text, sizes or ProbeSizes(), **options)
+    return model_probe.record(resolve_changes(loaded, parsed), heads=heads)
 
 
 def _ids(data: Any, vocabulary: int | None) -> Int[np.ndarray, "N"]:
