@@ -93,7 +93,7 @@ def main() -> None:
     results = options.out / "runs.jsonl"
     finished = {json.loads(line)["run"] for line in results.read_text().splitlines()} if results.exists() else set()
     cells = [(setting, encoding, seed) for seed in SEEDS for setting in SETTINGS for encoding in ENCODINGS]
-    cells.sort(key=lambda cell: cell[1] == "sinusoidal")  # the longer ones take hours
+    cells.sort(key=lambda cell: (cell[0].length > 64, cell[1] == "sinusoidal"))  # the slowest ones last
     for setting, encoding, seed in cells:
         spec = setting.spec(encoding, seed)
         if spec.name in finished:
