@@ -248,7 +248,7 @@ CAUSAL = W.tril() / W.tril().sum(-1, keepdim=True)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_weights_may_be_rounded_to_their_dtype_or_to_one_that_they_had_before(dtype: torch.dtype) -> None:
     """Of 4000 keys, 64 queries at a time; but no more than that."""
-    logits = 3 * torch.randn(1, 1, 4000, 4000, generator=torch.Generator().manual_seed(0))
+    logits = 3 * torch.randn(1, 2, 4000, 4000, generator=torch.Generator().manual_seed(0))
     weights = logits.softmax(-1).to(dtype)
     for x in (weights, weights.float()) if dtype.itemsize < 4 else (weights,):
         assert np.isfinite(patterns.patterns(x).entropy).all()

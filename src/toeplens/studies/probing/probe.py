@@ -333,9 +333,9 @@ def probe(
     report = on_progress or (lambda what, done, total: None)
     parsed = parse_changes(changes)
     loaded = open_model(model, dtype=dtype, device=device, memory=memory, pickled=pickled)
+    resolved = resolve_changes(loaded, parsed)
     options: dict[str, Any] = {"tokenizer": tokenizer, "seed": seed, "report": report}
-    model_probe = ModelProbe.from_data(loaded, text, sizes or ProbeSizes(), **options)
-    return model_probe.record(resolve_changes(loaded, parsed), heads=heads)
+    return ModelProbe.from_data(loaded, text, sizes or ProbeSizes(), **options).record(resolved, heads=heads)
 
 
 def _ids(data: Any, vocabulary: int | None) -> Int[np.ndarray, "N"]:
