@@ -602,7 +602,7 @@ def learning_time() -> Iterator[str]:
     rows = (
         (
             *(f"{number:g}" for number in setting),
-            *(", ".join(counts.get(name, ["–"])) for name in ("rope", "sinusoidal")),
+            *("; ".join(counts.get(name, ["–"])) for name in ("rope", "sinusoidal")),
         )
         for setting, counts in sorted(examples.items())
     )
