@@ -148,10 +148,9 @@
   }, { rootMargin: "900px" });
   const redraw = () => [...drawn.keys()].forEach((element) => draw(element));
   elements.forEach((element) => watcher.observe(element));
-  const idle = window.requestIdleCallback ?? ((act) => setTimeout(act, 50));
   const queue = [...elements];
-  const next = () => queue.length && draw(queue.shift()).then(() => idle(next));
-  idle(next);
+  const next = () => queue.length && draw(queue.shift()).then(() => setTimeout(next, 50)); // idle callbacks may never come
+  setTimeout(next, 50);
   new ResizeObserver(redraw).observe(document.querySelector("main"));
   dark.addEventListener("change", redraw);
   let opened = [];
