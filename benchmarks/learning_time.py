@@ -5,7 +5,8 @@
 Task 1, paper protocol, 6 layers and 16 heads. Each setting differs in one thing from the scale `desk`; RoPE and
 sinusoidal, two seeds each. No example is seen twice, and the weights are evaluated as they are, without averaging. A
 run ends at the first evaluation (every 5,000 examples, on 512 test examples) with 90 % right, or after 500,000
-examples. Finished runs are appended to runs.jsonl in --out. An interrupted run is resumed by the same command.
+examples. Finished runs are appended to runs.jsonl in --out. An interrupted run is resumed by the same command, and
+several processes may run it at once.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 
 from toeplens.training import environment, run_spec, starting_spec, train
+from toeplens.utils.outputs import DirectoryBusy
 
 EXAMPLES, EVAL_INTERVAL, TARGET_ACCURACY, WARMUP_STEPS = 500_000, 5_000, 0.9, 112
 ENCODINGS, SEEDS = ("rope", "sinusoidal"), (3, 4)
@@ -91,12 +93,12 @@ def main() -> None:
     ends = time.time() + 3600 * options.hours
     options.out.mkdir(parents=True, exist_ok=True)
     results = options.out / "runs.jsonl"
-    finished = {json.loads(line)["run"] for line in results.read_text().splitlines()} if results.exists() else set()
+    results.touch()
     cells = [(setting, encoding, seed) for seed in SEEDS for setting in SETTINGS for encoding in ENCODINGS]
     cells.sort(key=lambda cell: (cell[0].length > 64, cell[1] == "sinusoidal"))  # the slowest ones last
     for setting, encoding, seed in cells:
         spec = setting.spec(encoding, seed)
-        if spec.name in finished:
+        if spec.name in {json.loads(line)["run"] for line in results.read_text().splitlines()}:
             continue
         latest: list[dict[str, Any]] = []
 
@@ -107,7 +109,10 @@ def main() -> None:
         def over(latest: Any = latest) -> bool:
             return bool(stopped) or (bool(latest) and latest[0]["test_accuracy"] >= TARGET_ACCURACY)
 
-        run = train(spec, options.runs, device="cpu", deadline=ends, should_stop=over, on_progress=progress)
+        try:
+            run = train(spec, options.runs, device="cpu", deadline=ends, should_stop=over, on_progress=progress)
+        except DirectoryBusy:
+            continue  # another process trains it
         reached = next((row for row in run.metrics if (row["test_accuracy"] or 0) >= TARGET_ACCURACY), None)
         if run.status == "stopped" and reached is None:
             print("stopped", flush=True)
