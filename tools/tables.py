@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from recorded import RESULTS, RecordedStudy, record
 
+from toeplens.lens.kit.intervals import spearman
 from toeplens.papers.deposit import SCALES
 from toeplens.papers.deposit.measures import (
     END,
@@ -534,8 +535,10 @@ def rungs() -> Iterator[str]:
         result = [_cells(protocol, base, rung) for protocol, base in _ROPE.items()]
         if any(result):
             changed = SCALE_VARIANTS[rung].title if rung else "nothing (baseline)"
-            rows.append((changed, *(words for cells in result for words in _costs(cells, len(cells)))))
-    yield from table(("changed", *(f"{protocol}, {unit}" for protocol in _ROPE for unit in COSTS)), *rows)
+            needed = spread((_examples_needed(cell, "desk") / 1000 for cell in result[0]), 0)
+            rows.append((changed, needed, *(words for cells in result for words in _costs(cells, len(cells)))))
+    heads = "changed", "paper, thousand examples until 90%"
+    yield from table((*heads, *(f"{protocol}, {unit}" for protocol in _ROPE for unit in COSTS)), *rows)
 
 
 def lengths() -> Iterator[str]:
@@ -588,6 +591,32 @@ def checkpoints() -> Iterator[str]:
 
 
 # ---- learning time ---------------------------------------------------------------------------------------------------
+
+
+def _examples_needed(cell: CellResult, scale: str) -> float:
+    """Examples until `LEARNED`, between two evaluations on a straight line; NaN if never."""
+    steps, accuracies = ([0, *(row[name] for row in cell.epochs)] for name in ("step", "test_accuracy"))
+    after = next((place for place, accuracy in enumerate(accuracies) if accuracy >= LEARNED), None)
+    if after is None:
+        return math.nan
+    around = slice(after - 1, after + 1)
+    return float(np.interp(LEARNED, accuracies[around], steps[around])) * SCALES[scale].optimiser["batch_size"]
+
+
+def late_learners() -> Iterator[str]:
+    """By encoding of `desk`: examples until models have learned Task 1, and whether heads of late ones matter more."""
+    rows = []
+    for words, label, _ in EFFECTS:
+        cells = record("desk").results.for_protocol("paper").cells_of(SWEEP_TASK, label)
+        pairs = np.array([(_examples_needed(cell, "desk"), cell.peak) for cell in cells if cell.is_skilled])
+        pairs = pairs[np.isfinite(pairs).all(1)]
+        correlation = float(spearman(pairs.T))
+        error = math.sqrt((1 + correlation**2 / 2) / (len(pairs) - 3))  # Bonett and Wright 2000, of its Fisher z
+        low, high = (fmt(math.tanh(math.atanh(correlation) + side * 1.96 * error), 2) for side in (-1, 1))
+        told = spread(pairs[:, 0] / 1000, 0), spread(pairs[:, 1], 0, percent=True)
+        rows.append((words, str(len(pairs)), *told, f"{fmt(correlation, 2)} [{low}, {high}]"))
+    heads = "models", "thousand examples until 90%", "largest effect of a head", "rank correlation of the two"
+    yield from table(("encoding", *heads), *rows)
 
 
 def learning_time() -> Iterator[str]:
@@ -695,6 +724,7 @@ TABLES: dict[str, Callable[..., Iterator[str]]] = {
         paper_size,
         checkpoints,
         learning_time,
+        late_learners,
         words,
     )
 }
