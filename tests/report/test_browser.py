@@ -72,9 +72,10 @@ def test_links_tables_and_keys_work(browser: Browser, pages: Pages) -> None:
         if table.css == "facts" or table.name.endswith(" ledger"):
             continue
         with visit.page.expect_download() as download:
-            visit.page.get_by_label(f"Save as CSV: {table.name}", exact=True).first.press("Enter")
+            visit.page.get_by_label(f"Save as CSV: {table.name}", exact=True).first.click()
         saved = Path(download.value.path()).read_text("utf-8")
         assert [*csv.reader(io.StringIO(saved))] == [*csv.reader(io.StringIO(csv_of(table)))]
+        visit.page.wait_for_timeout(120)  # Chromium drops downloads after the tenth within a second
     summary = visit.page.locator("details.more > summary").first
     summary.focus()
     visit.page.keyboard.press("Enter")
