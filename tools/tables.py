@@ -535,7 +535,7 @@ def rungs() -> Iterator[str]:
         result = [_cells(protocol, base, rung) for protocol, base in _ROPE.items()]
         if any(result):
             changed = SCALE_VARIANTS[rung].title if rung else "nothing (baseline)"
-            needed = spread((_examples_needed(cell, "desk") / 1000 for cell in result[0]), 0)
+            needed = spread((_examples_needed(cell) / 1000 for cell in result[0]), 0)
             rows.append((changed, needed, *(words for cells in result for words in _costs(cells, len(cells)))))
     heads = "changed", "paper, thousand examples until 90%"
     yield from table((*heads, *(f"{protocol}, {unit}" for protocol in _ROPE for unit in COSTS)), *rows)
@@ -593,14 +593,14 @@ def checkpoints() -> Iterator[str]:
 # ---- learning time ---------------------------------------------------------------------------------------------------
 
 
-def _examples_needed(cell: CellResult, scale: str) -> float:
-    """Examples until `LEARNED`, between two evaluations on a straight line; NaN if never."""
+def _examples_needed(cell: CellResult) -> float:
+    """Examples until `LEARNED` for a model of `desk` or `ladder`, interpolated linearly; NaN if never."""
     steps, accuracies = ([0, *(row[name] for row in cell.epochs)] for name in ("step", "test_accuracy"))
     after = next((place for place, accuracy in enumerate(accuracies) if accuracy >= LEARNED), None)
     if after is None:
         return math.nan
     around = slice(after - 1, after + 1)
-    return float(np.interp(LEARNED, accuracies[around], steps[around])) * SCALES[scale].optimiser["batch_size"]
+    return float(np.interp(LEARNED, accuracies[around], steps[around])) * SCALES["desk"].optimiser["batch_size"]
 
 
 def late_learners() -> Iterator[str]:
@@ -608,7 +608,7 @@ def late_learners() -> Iterator[str]:
     rows = []
     for words, label, _ in EFFECTS:
         cells = record("desk").results.for_protocol("paper").cells_of(SWEEP_TASK, label)
-        pairs = np.array([(_examples_needed(cell, "desk"), cell.peak) for cell in cells if cell.is_skilled])
+        pairs = np.array([(_examples_needed(cell), cell.peak) for cell in cells if cell.is_skilled])
         pairs = pairs[np.isfinite(pairs).all(1)]
         correlation = float(spearman(pairs.T))
         error = math.sqrt((1 + correlation**2 / 2) / (len(pairs) - 3))  # Bonett and Wright 2000, of its Fisher z

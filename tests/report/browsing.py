@@ -42,9 +42,7 @@ class PageVisit:
     """An opened page, and what the browser had to say about it."""
 
     def __init__(self, browser: Browser, path: Path, width: int = 1280) -> None:
-        self.page = browser.new_page(
-            viewport={"width": width, "height": 900}, color_scheme="light", reduced_motion="reduce"
-        )
+        self.page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme="light")
         self.complaints: list[str] = []
         self.requests: list[str] = []
         self.wanted: list[str] = []
